@@ -1,0 +1,1 @@
+"""Generation engines behind one Protocol: tokens and log-probs out, abort with the partial, weights in."""

@@ -1,0 +1,1 @@
+"""The command line, one file a command group; heavy imports stay inside the command that needs them."""

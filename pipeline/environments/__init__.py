@@ -1,0 +1,1 @@
+"""Environments that episodes step through: reset, step, close."""

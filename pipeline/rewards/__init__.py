@@ -1,0 +1,1 @@
+"""Reward functions, one a file, loaded by entry point."""

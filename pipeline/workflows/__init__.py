@@ -1,0 +1,1 @@
+"""Workflows: how one task becomes a trajectory (roles, turns, reward assignment)."""

@@ -1,0 +1,1 @@
+"""Advantage estimators: pure functions of a group's rewards, one a file, loaded by entry point."""
