@@ -1,0 +1,38 @@
+# Commands of a checkout. `make help` lists them; CONTRIBUTING.md says when to use which.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV ?= .venv
+BIN := $(VENV)/bin
+PHASE := infra/phase.sh
+# Arguments for pytest (make test TESTS="tests/unit -k codec") and key=value overrides for the demo.
+TESTS ?=
+SET ?=
+
+.PHONY: help setup demo test lint types imports bars clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup:  ## make or refresh .venv (quick when nothing changed)
+	@$(PHASE) set-up infra/setup.sh $(VENV)
+
+demo: setup  ## watch a small model learn to sort digits; the last line names the run folder
+	@$(BIN)/headrace run @ recipes/sort_digits/run.toml $(SET)
+
+test: setup lint types imports  ## set-up, checks and every test
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest $(TESTS)
+
+lint: setup  ## ruff
+	@$(PHASE) lint $(BIN)/ruff check .
+
+types: setup  ## mypy --strict
+	@$(PHASE) types $(BIN)/mypy
+
+imports: setup  ## which folder may import which
+	@$(PHASE) imports $(BIN)/lint-imports
+
+bars: setup  ## the measured shape of the code beside its bars
+	@$(BIN)/python tests/architecture/bars.py
+
+clean:  ## remove the environment, caches and builds (runs/ stays)
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
