@@ -140,13 +140,14 @@ def inspect_module(shape: Shape, path: Path, name: str) -> None:
 def significant_lines(text: str) -> Iterator[tuple[int, str]]:
     """(line number, folded text) of the lines that carry logic.
 
-    Comments, strings that stand alone, imports, blank lines and lone punctuation are left out.
+    Comments, strings that stand alone, imports, `__all__`, blank lines and lone punctuation are left out.
     """
     silent: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         value = node.value if isinstance(node, ast.Expr) else None
         prose = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        if isinstance(node, ast.stmt) and (prose or isinstance(node, (ast.Import, ast.ImportFrom))):
+        names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if isinstance(node, ast.stmt) and (prose or names or isinstance(node, (ast.Import, ast.ImportFrom))):
             silent.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     words: dict[int, list[str]] = defaultdict(list)
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
