@@ -1,0 +1,195 @@
+"""An object store in a bucket of anything that speaks S3 (boto3, loaded when a store is opened).
+
+Goes in: keys and bytes; comes out: objects below ``s3://bucket/prefix``. Create-only puts are ``If-None-Match: *``; a
+store that ignores the header is found by ``probe``. Credentials come from boto3's own chain (environment, profile,
+instance role) and are never kept here.
+"""
+
+import importlib
+import io
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from headrace.connectors.stores.store import (
+    AlreadyExists,
+    NoSuchKey,
+    ObjectInfo,
+    StoreRefused,
+    StoreUnavailable,
+    check_key,
+    check_prefix,
+)
+
+__all__ = ("S3Store",)
+
+_MULTIPART_ABOVE = 64 << 20
+_CONFLICT_TRIES = 8
+
+
+class S3Store:
+    """Objects in ``bucket`` below ``prefix``.
+
+    endpoint_url: another server than AWS. path_style: bucket in the path instead of the host name (every non-AWS
+    server understands it). timeout: seconds to connect and to wait for an answer. attempts: tries of boto3's own
+    retry. connections: the most in flight at once. Raises StoreRefused when boto3 is missing.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        path_style: bool = True,
+        timeout: float = 20.0,
+        attempts: int = 4,
+        connections: int = 32,
+    ) -> None:
+        try:
+            boto3 = importlib.import_module("boto3")
+            config = importlib.import_module("botocore.config")
+        except ImportError as error:
+            raise StoreRefused("an s3:// store needs boto3: pip install 'headrace[s3]'") from error
+        self._errors = importlib.import_module("botocore.exceptions")
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        if self._prefix:
+            check_prefix(self._prefix)
+        self._client: Any = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=region,
+            config=config.Config(
+                connect_timeout=min(timeout, 10.0),
+                read_timeout=timeout,
+                max_pool_connections=connections,
+                retries={"mode": "standard", "total_max_attempts": attempts},
+                s3={"addressing_style": "path" if path_style else "auto"},
+                # The default adds a CRC of its own to every body: twice the CPU, and some servers refuse the trailer.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/prefix``."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def put(self, key: str, data: bytes | bytearray | memoryview, *, create_only: bool = False) -> None:
+        """Write a whole object (see ``ObjectStore.put``); above 64 MB in parts unless create-only."""
+        name = self._name(key)
+        body = bytes(data) if not isinstance(data, bytes) else data
+        if len(body) > _MULTIPART_ABOVE and not create_only:
+            self._put_parts(name, body)
+            return
+        condition = {"IfNoneMatch": "*"} if create_only else {}
+        for attempt in range(_CONFLICT_TRIES):
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)
+                return
+            except self._errors.ClientError as error:
+                # 409 says that another conditional put of the key was in flight: the answer is in the next try.
+                if _status(error) != 409 or attempt == _CONFLICT_TRIES - 1:
+                    self._raise(error, key, "write")
+            except self._errors.BotoCoreError as error:
+                self._raise(error, key, "write")
+
+    def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Bytes of an object (see ``ObjectStore.get``)."""
+        wanted: dict[str, str] = {}
+        if start or end is not None:
+            first = start or 0
+            if end is not None and end <= first:
+                self.head(key)
+                return b""
+            wanted["Range"] = f"bytes={first}-" if end is None else f"bytes={first}-{end - 1}"
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key), **wanted)
+            body: bytes = answer["Body"].read()
+        except self._errors.ClientError as error:
+            if _status(error) == 416:
+                return b""
+            self._raise(error, key, "read")
+        except (self._errors.BotoCoreError, OSError) as error:
+            self._raise(error, key, "read")
+        return body
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of an object (see ``ObjectStore.head``)."""
+        try:
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+        except (self._errors.ClientError, self._errors.BotoCoreError) as error:
+            self._raise(error, key, "look up")
+        return ObjectInfo(key, int(answer["ContentLength"]), answer["LastModified"].timestamp())
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects by prefix in the order of their keys (see ``ObjectStore.list``); a request per 1,000."""
+        wanted = {"StartAfter": self._prefix + start_after} if start_after else {}
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + check_prefix(prefix), **wanted
+        )
+        try:
+            for page in pages:
+                for entry in page.get("Contents", ()):
+                    key = entry["Key"].removeprefix(self._prefix)
+                    yield ObjectInfo(key, int(entry["Size"]), entry["LastModified"].timestamp())
+        except (self._errors.ClientError, self._errors.BotoCoreError) as error:
+            self._raise(error, prefix, "list")
+
+    def delete(self, key: str) -> None:
+        """Remove an object (see ``ObjectStore.delete``)."""
+        try:
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+        except (self._errors.ClientError, self._errors.BotoCoreError) as error:
+            self._raise(error, key, "delete")
+
+    def create_bucket(self) -> None:
+        """Make the bucket if it is missing (test servers and fresh deployments)."""
+        try:
+            self._client.create_bucket(Bucket=self._bucket)
+        except self._errors.ClientError as error:
+            if error.response.get("Error", {}).get("Code") not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                self._raise(error, self._bucket, "create bucket")
+        except self._errors.BotoCoreError as error:
+            self._raise(error, self._bucket, "create bucket")
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _put_parts(self, name: str, body: bytes) -> None:
+        transfer = importlib.import_module("boto3.s3.transfer")
+        failed = importlib.import_module("boto3.exceptions").Boto3Error
+        setting = transfer.TransferConfig(multipart_threshold=_MULTIPART_ABOVE, multipart_chunksize=16 << 20)
+        try:
+            self._client.upload_fileobj(io.BytesIO(body), self._bucket, name, Config=setting)
+        except (failed, self._errors.ClientError, self._errors.BotoCoreError) as error:
+            self._raise(error, name, "write")
+
+    def _raise(self, error: Exception, key: str, verb: str) -> NoReturn:
+        """Say a boto3 error in the terms of ``ObjectStore``."""
+        where = f"{self.url}: cannot {verb} {key}"
+        if not isinstance(error, self._errors.ClientError):
+            if isinstance(error, (self._errors.NoCredentialsError, self._errors.PartialCredentialsError)):
+                raise StoreRefused(
+                    f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                ) from error
+            raise StoreUnavailable(f"{where}: {error}") from error
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = _status(error)
+        if code == "NoSuchBucket":
+            raise StoreRefused(
+                f"{where}: bucket {self._bucket} does not exist; create it or change [store] url"
+            ) from error
+        if status == 404:
+            raise NoSuchKey(f"{self.url}: no object {key}") from error
+        if status == 412:
+            raise AlreadyExists(f"{self.url}: object {key} exists; a create-only put lost") from error
+        if status in (408, 409, 429) or status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling"):
+            raise StoreUnavailable(f"{where}: {code} ({status})") from error
+        raise StoreRefused(f"{where}: {code} ({status}); check credentials, bucket policy and endpoint") from error
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
