@@ -1,0 +1,251 @@
+"""Records to bytes and back: Confluent wire format around Avro, headers that a plain Kafka tool can read.
+
+A value is one zero byte, a 4-byte big-endian schema id and the Avro body. Without a registry the id is
+``0x40000000 | 30 bits of sha256(canonical form)``; a reader trusts the header ``hr-schema`` (64-bit fingerprint of the
+writer's schema) before the id, so a registry that assigns its own ids later never collides (protocol 7). Writer schemas
+known to the decoder are the packaged ones and those of earlier releases (``released/*.avsc``).
+"""
+
+import hashlib
+import io
+import struct
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import fastavro
+import numpy as np
+
+from headrace.schemas.avsc import packaged_schema
+from headrace.schemas.checks import check_record, describe
+from headrace.schemas.errors import InvalidRecord, UndecodableRecord
+from headrace.schemas.records import RECORD_TYPES, Record
+
+__all__ = ("Headers", "add_writer_schema", "decode", "encode", "fingerprint", "headers_of", "schema_id", "to_plain")
+
+Headers = Iterable[tuple[str, bytes | None]]
+_PREFIX = struct.Struct(">bI")
+_BYTE_ORDERS = {"int32": "<i4", "float32": "<f4", "uint8": "u1"}
+
+
+class _Known:
+    """Writer schemas by fingerprint and by id: (record name, parsed schema)."""
+
+    def __init__(self) -> None:
+        self.by_fingerprint: dict[str, tuple[str, Any]] = {}
+        self.by_id: dict[int, tuple[str, Any]] = {}
+
+    def add(self, schema: dict[str, Any], number: int | None = None) -> None:
+        entry = (schema["name"], fastavro.parse_schema(schema))
+        self.by_fingerprint[_fingerprint(schema)] = entry
+        self.by_id[_id(schema) if number is None else number] = entry
+
+
+def _canonical(schema: dict[str, Any]) -> str:
+    return str(fastavro.schema.to_parsing_canonical_form(schema))
+
+
+def _fingerprint(schema: dict[str, Any]) -> str:
+    return str(fastavro.schema.fingerprint(_canonical(schema), "CRC-64-AVRO"))
+
+
+def _id(schema: dict[str, Any]) -> int:
+    return 0x40000000 | int.from_bytes(hashlib.sha256(_canonical(schema).encode()).digest()[:4], "big") >> 2
+
+
+@cache
+def _packaged(name: str) -> tuple[Any, int, str]:
+    schema = packaged_schema(name)
+    return fastavro.parse_schema(schema), _id(schema), _fingerprint(schema)
+
+
+@cache
+def _known() -> _Known:
+    known = _Known()
+    for name in RECORD_TYPES:
+        known.add(packaged_schema(name))
+    return known
+
+
+def schema_id(name: str) -> int:
+    """The id that stands in front of a record of this name when no registry assigned one."""
+    return _packaged(name)[1]
+
+
+def fingerprint(name: str) -> str:
+    """The 64-bit Avro fingerprint (16 hex digits) of the packaged schema of a record."""
+    return _packaged(name)[2]
+
+
+def add_writer_schema(schema: dict[str, Any], number: int | None = None) -> None:
+    """Let ``decode`` understand values written with another schema (a release, a registry's id ``number``)."""
+    _known().add(schema, number)
+
+
+def headers_of(record: Record, run: str, version: str) -> list[tuple[str, bytes]]:
+    """The readable headers of a record: ``hr-record``, ``hr-run``, ``hr-version``, ``hr-schema`` (protocol 1)."""
+    name = type(record).__name__
+    return [
+        ("hr-record", name.encode()),
+        ("hr-run", run.encode()),
+        ("hr-version", version.encode()),
+        ("hr-schema", fingerprint(name).encode()),
+    ]
+
+
+def encode(record: Record) -> bytes:
+    """The value of a record.
+
+    Raises InvalidRecord when the record breaks a rule of ``checks`` or holds text that UTF-8 cannot say.
+    """
+    check_record(record)
+    cls: Any = type(record)
+    parsed, number, _ = _packaged(cls.__name__)
+    out = io.BytesIO()
+    out.write(_PREFIX.pack(0, number))
+    try:
+        fastavro.schemaless_writer(out, parsed, _to_avro(cls)(record))
+    except UnicodeEncodeError as error:
+        bad = error.object[error.start : error.start + 1]
+        raise InvalidRecord(
+            f"{describe(record)}: text holds {bad!r}, a lone surrogate that UTF-8 cannot encode; clean the text"
+        ) from None
+    except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
+        raise InvalidRecord(f"{describe(record)}: {error}") from error
+    return out.getvalue()
+
+
+def decode(value: bytes | None, headers: Headers | None = None) -> Record:
+    """The record in a value. Raises UndecodableRecord, saying what is wrong, when it is none of ours."""
+    if value is None or len(value) < _PREFIX.size:
+        raise UndecodableRecord(f"{'null value' if value is None else f'{len(value)} bytes'}: too short for a record")
+    magic, number = _PREFIX.unpack_from(value)
+    if magic != 0:
+        raise UndecodableRecord(f"first byte is {magic}, not 0: not in Confluent's wire format")
+    known = _known()
+    written = next((v.decode("ascii", "replace") for k, v in headers or () if k == "hr-schema" and v), "")
+    entry = known.by_fingerprint.get(written) or known.by_id.get(number)
+    if entry is None:
+        raise UndecodableRecord(
+            f"unknown schema: id {number}, hr-schema {written or 'absent'}; is the writer newer than this reader?"
+        )
+    name, writer = entry
+    cls: Any = RECORD_TYPES.get(name)
+    if cls is None:
+        raise UndecodableRecord(f"schema {name} is no record of this version")
+    stream = io.BytesIO(value)
+    stream.seek(_PREFIX.size)
+    reader = _packaged(name)[0]
+    try:
+        data: Any = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+    except (
+        EOFError,
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        struct.error,
+        fastavro.read.SchemaResolutionError,
+    ) as error:
+        raise UndecodableRecord(f"broken Avro body of a {name}: {type(error).__name__} {error}") from error
+    if stream.tell() != len(value):
+        raise UndecodableRecord(f"{len(value) - stream.tell()} bytes follow the {name}")
+    record: Record = _from_avro(cls)(data)
+    return record
+
+
+def to_plain(record: Any) -> Any:
+    """A record or part as JSON data: arrays become lists, nested parts dictionaries."""
+    if is_dataclass(record):
+        return {f.name: to_plain(getattr(record, f.name)) for f in fields(record)}
+    if isinstance(record, np.ndarray):
+        return record.tolist()
+    if isinstance(record, Mapping):
+        return {k: to_plain(v) for k, v in record.items()}
+    if isinstance(record, list | tuple):
+        return [to_plain(v) for v in record]
+    return record.hex() if isinstance(record, bytes) else record
+
+
+@cache
+def _to_avro(cls: type) -> Callable[[Any], dict[str, Any]]:
+    """A function from a dataclass instance to Avro data; the converters are worked out once per class."""
+    hints = typing.get_type_hints(cls)
+    plain, converted = [], []
+    for f in fields(cls):
+        if "dtype" in f.metadata:
+            converted.append((f.name, _packer(f.metadata["dtype"])))
+        elif (convert := _outward(hints[f.name])) is not None:
+            converted.append((f.name, convert))
+        else:
+            plain.append(f.name)
+
+    def convert_all(record: Any) -> dict[str, Any]:
+        out = {name: getattr(record, name) for name in plain}
+        for name, convert in converted:
+            out[name] = convert(getattr(record, name))
+        return out
+
+    return convert_all
+
+
+@cache
+def _from_avro(cls: type) -> Callable[[dict[str, Any]], Any]:
+    hints = typing.get_type_hints(cls)
+    converted = []
+    for f in fields(cls):
+        if "dtype" in f.metadata:
+            converted.append((f.name, _unpacker(f.metadata["dtype"])))
+        elif (convert := _inward(hints[f.name])) is not None:
+            converted.append((f.name, convert))
+
+    def convert_all(data: dict[str, Any]) -> Any:
+        for name, convert in converted:
+            data[name] = convert(data[name])
+        return cls(**data)
+
+    return convert_all
+
+
+def _packer(dtype: str) -> Callable[[Any], bytes]:
+    order = _BYTE_ORDERS[dtype]
+    return lambda array: np.ascontiguousarray(array, order).tobytes()
+
+
+def _unpacker(dtype: str) -> Callable[[bytes], Any]:
+    order = np.dtype(_BYTE_ORDERS[dtype])
+
+    def unpack(data: bytes) -> Any:
+        if len(data) % order.itemsize:
+            raise UndecodableRecord(f"{len(data)} bytes are no whole number of {dtype} entries")
+        return np.frombuffer(data, order)
+
+    return unpack
+
+
+def _nested(hint: Any, of: Callable[[type], Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+    """The converter for a type that holds dataclasses somewhere, None for plain data."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list and is_dataclass(arguments[0]):
+        one = of(arguments[0])  # type: ignore[arg-type]
+        return lambda values: [one(v) for v in values]
+    if origin is dict and is_dataclass(arguments[1]):
+        one = of(arguments[1])  # type: ignore[arg-type]
+        return lambda values: {k: one(v) for k, v in values.items()}
+    if origin is types.UnionType:
+        inner = next(a for a in arguments if a is not type(None))
+        one = of(inner)
+        return lambda value: None if value is None else one(value)
+    return of(hint) if is_dataclass(hint) else None  # type: ignore[arg-type]
+
+
+def _outward(hint: Any) -> Callable[[Any], Any] | None:
+    return _nested(hint, _to_avro)
+
+
+def _inward(hint: Any) -> Callable[[Any], Any] | None:
+    return _nested(hint, _from_avro)

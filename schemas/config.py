@@ -1,0 +1,381 @@
+"""The run's configuration: one TOML file, checked before anything starts; unknown keys are refused with the nearest one.
+
+``load_config`` composes files (``base.toml overlay.toml``) and ``key=value`` overrides into a RunConfig. Secrets are read
+from the environment only and never written. ``dump_config`` writes the resolved form into the run folder.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.ids import check_run_id
+
+__all__ = (
+    "EvalConfig",
+    "KafkaConfig",
+    "OperatorConfig",
+    "PolicyConfig",
+    "RegistryConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "RunSection",
+    "StoreConfig",
+    "StreamConfig",
+    "TrainerConfig",
+    "dump_config",
+    "load_config",
+    "read_config",
+)
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """``[run]``: identity, seed, and what the run's topics look like."""
+
+    id: str = "run"
+    seed: int = 0
+    folder: str = "runs"
+    """Parent of the run folder ``<folder>/<id>``."""
+    group_partitions: int = Field(8, ge=1)
+    """N: partitions of everything keyed by group (32 on a cluster)."""
+    inboxes: int = Field(64, ge=1)
+    """I: partitions of ``tasks``."""
+    lanes: int = Field(8, ge=1)
+    """L: partitions of a batch topic; a multiple of the trainer's ranks."""
+    max_restarts: int = Field(5, ge=0)
+    """Deaths of one part within ``restart_window_seconds`` after which the launcher gives up."""
+    restart_window_seconds: float = 120.0
+    patience_seconds: float = 600.0
+    """Time without any progress after which the run ends with the reason."""
+
+
+class KafkaConfig(Section):
+    """``[kafka]``: one connection for all clients; empty ``bootstrap`` means the local broker in the run folder."""
+
+    bootstrap: str = ""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str = ""
+    sasl_username_env: str = "HEADRACE_KAFKA_USERNAME"
+    sasl_password_env: str = "HEADRACE_KAFKA_PASSWORD"
+    """Names of the environment variables that hold the login; the values are never printed or written."""
+    ssl_ca_location: str = ""
+    ssl_certificate_location: str = ""
+    ssl_key_location: str = ""
+    replication_factor: int = Field(1, ge=1)
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Further librdkafka settings for every client, such as ``client.rack``."""
+
+
+class RegistryConfig(Section):
+    """``[registry]``: a schema registry with Confluent's API; empty ``url`` means none."""
+
+    url: str = ""
+
+
+class StoreConfig(Section):
+    """``[store]``: where weights, checkpoints' copies and large arrays go; empty ``url``: the run folder's ``store``."""
+
+    url: str = ""
+    """``file:///folder`` or ``s3://bucket/prefix``."""
+    endpoint_url: str = ""
+    region: str = ""
+    path_style: bool = True
+    timeout_seconds: float = 30.0
+    retries: int = 5
+    conditional_writes: Literal["probe", "assume"] = "probe"
+
+
+class RolloutConfig(Section):
+    """``[rollout]``: engines, workers and the life of a task (protocol 5)."""
+
+    engine: str = "transformers"
+    workers: int = Field(1, ge=0)
+    slots: int = Field(64, ge=1)
+    """Tasks that one worker runs at once; it announces one more."""
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_new_tokens: int = Field(16, ge=1)
+    max_prompt_tokens: int = Field(1024, ge=1)
+    task_deadline_seconds: float = Field(60.0, gt=0)
+    group_deadline_seconds: float = Field(0.0, ge=0)
+    """0: three task deadlines plus 10 s."""
+    heartbeat_seconds: float = 2.0
+    lease_seconds: float = 10.0
+    max_episode_failures: int = Field(3, ge=1)
+    max_lost_leases: int = Field(5, ge=1)
+    offload_bytes: int = 1 << 20
+    """Arrays of a trajectory above this size go to the object store."""
+    on_new_weights: Literal["keep"] = "keep"
+    poll_seconds: float = 0.5
+    """How often the object store is asked for a newer version when no announcement came."""
+    threads: int = 1
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the engine's own."""
+
+
+class TrainerConfig(Section):
+    """``[trainer]``: how batches become versions; ``[policies.P.trainer]`` overrides single keys."""
+
+    backend: str = "deepspeed"
+    ranks: int = Field(1, ge=1)
+    batch_groups: int = Field(32, ge=1)
+    """B: groups of a batch."""
+    max_steps: int = Field(0, ge=0)
+    """Versions after which the policy stops; 0: only the data's end stops it."""
+    loss: str = "decoupled_ppo"
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    advantage: str = "group"
+    advantage_options: dict[str, Any] = Field(default_factory=dict)
+    aggregation: str = "token-mean"
+    updates_per_batch: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1)
+    lr: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = Field(16384, ge=1)
+    precision: Literal["fp32", "bf16"] = "bf16"
+    zero_stage: int = Field(1, ge=0, le=3)
+    checkpoint_every: int = Field(10, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    full_every: int = Field(20, ge=1)
+    """A full snapshot of the weights every so many versions."""
+    last_batch: Literal["train", "drop"] = "train"
+    threads: int = 1
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the backend's own (for DeepSpeed: merged into its configuration)."""
+
+
+class EvalConfig(Section):
+    """``[eval]``: evaluation tasks on a held-out set every so many versions, at the start and at the end."""
+
+    dataset: str = ""
+    every: int = Field(0, ge=0)
+    samples: int = Field(1, ge=1)
+    temperature: float = 1.0
+    limit: int = Field(0, ge=0)
+    suite: str = "heldout"
+    reward: str = ""
+    """Empty: the reward of the stream."""
+    priority: Literal["after", "before"] = "after"
+
+
+class OperatorConfig(BaseModel):
+    """One entry of ``[[operators]]``: ``type`` names the entry point, the rest is the operator's own configuration."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+    stream: str = ""
+    policy: str = ""
+
+
+class PolicyConfig(Section):
+    """``[policies.P]``: a policy, its model, its two knobs of asynchrony (protocol 3, 4) and its trainer's overrides."""
+
+    model: str
+    """Folder of a Hugging Face model with its tokenizer."""
+    depth: float = Field(1.0, ge=0)
+    """d: admission depth in batches; 0 is synchronous."""
+    max_staleness: int = Field(-1, ge=-1)
+    """A: hard bound in versions; -1: ceil(depth) + lag."""
+    lag: int = Field(0, ge=0)
+    ahead: int = Field(1, ge=0)
+    """Batches that may be composed ahead of the trainer; 0 at depth 0."""
+    mode: Literal["wait", "drop"] = "wait"
+    replay: float = Field(0.0, ge=0, lt=1)
+    extra_groups: int = Field(0, ge=0)
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+    def staleness_bound(self) -> int:
+        """A in force: ``lag`` at depth 0 whatever is set, else ``max_staleness`` or its default."""
+        if self.depth == 0:
+            return self.lag
+        return math.ceil(self.depth) + self.lag if self.max_staleness < 0 else self.max_staleness
+
+    def batches_ahead(self) -> int:
+        """``ahead`` in force: 0 at depth 0."""
+        return 0 if self.depth == 0 else self.ahead
+
+
+class StreamConfig(Section):
+    """``[streams.S]``: prompt source, workflow and group size; may train several policies."""
+
+    dataset: str
+    format: Literal["auto", "jsonl", "parquet", "huggingface"] = "auto"
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    id_column: str = ""
+    reward_column: str = ""
+    reward: str = "exact_match"
+    reward_options: dict[str, Any] = Field(default_factory=dict)
+    workflow: str = "single_turn"
+    policies: list[str] = Field(default_factory=list)
+    """Empty: all policies."""
+    group_size: int = Field(8, ge=1)
+    extra_replicas: int = Field(0, ge=0)
+    min_members: int = Field(2, ge=1)
+    retries: int = Field(1, ge=0)
+    epochs: int = Field(0, ge=0)
+    """0: without end."""
+    shuffle: bool = True
+    on_bad_row: Literal["fail", "dead-letter"] = "fail"
+    pacing: str = "any"
+
+
+class RunConfig(Section):
+    """A whole run. ``order`` of policies is their index everywhere."""
+
+    run: RunSection = RunSection()
+    kafka: KafkaConfig = KafkaConfig()
+    registry: RegistryConfig = RegistryConfig()
+    store: StoreConfig = StoreConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    policies: dict[str, PolicyConfig]
+    streams: dict[str, StreamConfig]
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    warm_start: dict[str, Any] = Field(default_factory=dict)
+    """``[warm_start]``: what a recipe does before the run; read by the recipe's own code only."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "RunConfig":
+        check_run_id(self.run.id)
+        for name, policy in self.policies.items():
+            least = math.ceil(policy.depth) + policy.lag
+            if policy.depth > 0 and policy.staleness_bound() < least:
+                raise ValueError(
+                    f"policies.{name}.max_staleness is {policy.max_staleness}, but depth {policy.depth} with lag "
+                    f"{policy.lag} needs at least {least}"
+                )
+            self.trainer_of(name)
+        for name, stream in self.streams.items():
+            for wanted in stream.policies:
+                if wanted not in self.policies:
+                    raise ValueError(
+                        f"streams.{name}.policies names {wanted!r}; policies are {', '.join(self.policies)}"
+                    )
+        if not self.policies or not self.streams:
+            raise ValueError("a run needs at least one [policies.P] and one [streams.S]")
+        return self
+
+    def trainer_of(self, policy: str) -> TrainerConfig:
+        """``[trainer]`` with the overrides of ``[policies.P.trainer]``."""
+        overrides = self.policies[policy].trainer
+        return TrainerConfig.model_validate({**self.trainer.model_dump(), **overrides})
+
+    def policy_names(self) -> list[str]:
+        """Policies in the order of their index."""
+        return list(self.policies)
+
+    def stream_policies(self, stream: str) -> list[int]:
+        """Indices of the policies that a stream trains."""
+        names = self.streams[stream].policies or self.policy_names()
+        return [self.policy_names().index(name) for name in names]
+
+    def run_folder(self) -> Path:
+        """``<run.folder>/<run.id>``."""
+        return Path(self.run.folder) / self.run.id
+
+    def group_deadline_ms(self) -> int:
+        """Time from admission to a group's deadline: set, or three task deadlines plus 10 s (protocol 5)."""
+        seconds = self.rollout.group_deadline_seconds or 3 * self.rollout.task_deadline_seconds + 10
+        return int(seconds * 1000)
+
+
+def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """A RunConfig from TOML files, later ones over earlier ones, and ``key=value`` overrides (dotted keys).
+
+    Raises ConfigurationError that names the file or key and, for an unknown key, the nearest valid one.
+    """
+    data: dict[str, Any] = {}
+    for file in files:
+        try:
+            _merge(data, tomllib.loads(Path(file).read_text("utf-8")))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{file} is not TOML: {error}") from error
+    for override in overrides:
+        _override(data, override)
+    return _validated(data, " ".join(map(str, files)))
+
+
+def read_config(path: str | Path) -> RunConfig:
+    """The resolved configuration that ``dump_config`` wrote. Raises ConfigurationError when it is missing or broken."""
+    try:
+        data = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the run's configuration {path}: {error}") from error
+    return _validated(data, str(path))
+
+
+def dump_config(config: RunConfig, path: str | Path) -> None:
+    """Write the resolved configuration as JSON."""
+    Path(path).write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n", "utf-8")
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _override(data: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or key.startswith("-"):
+        raise ConfigurationError(f"override {text!r} is not of the form key=value, such as trainer.backend=torch")
+    *path, last = key.strip().split(".")
+    here = data
+    for part in path:
+        here = here.setdefault(part, {})
+        if not isinstance(here, dict):
+            raise ConfigurationError(f"override {text!r}: {part} is not a section")
+    try:
+        here[last] = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        here[last] = value
+
+
+def _validated(data: Mapping[str, Any], where: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(detail, where) for detail in error.errors())) from error
+
+
+def _explain(detail: Any, where: str) -> str:
+    path = ".".join(str(p) for p in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path, _known_keys(detail["loc"]), n=1)
+        return f"{where}: unknown key {path}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{where}: {path or 'configuration'}: {detail['msg']}"
+
+
+def _known_keys(location: Sequence[str | int]) -> list[str]:
+    """The valid keys beside an unknown one, as dotted paths."""
+    model: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        inner = getattr(annotation, "__args__", (annotation,))[-1]
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    prefix = "".join(f"{p}." for p in location[:-1])
+    return [prefix + name for name in model.model_fields]
