@@ -1,0 +1,132 @@
+"""The command line answers fast, and every command that the documentation shows exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADRACE = Path(sys.executable).with_name("headrace")
+HELP_SECONDS = 0.200  # CPU time, user and system, of one child process
+
+
+def children_seconds() -> float:
+    """CPU time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_takes_at_most_200_ms_of_cpu() -> None:
+    spent = []
+    for _ in range(9):
+        before = children_seconds()
+        done = subprocess.run([HEADRACE, "--help"], capture_output=True, text=True, timeout=60, check=True)
+        spent.append(children_seconds() - before)
+    assert "run" in done.stdout
+    print(f"headrace --help: {1000 * min(spent):.0f} ms CPU (least of {len(spent)})")
+    assert min(spent) <= HELP_SECONDS, f"least of {len(spent)}: {min(spent):.3f} s"
+
+
+def test_help_goes_to_standard_output_and_a_wrong_command_to_standard_error() -> None:
+    wrong = subprocess.run([HEADRACE, "no-such-command"], capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 2
+    assert "no-such-command" in wrong.stderr and wrong.stdout == ""
+
+
+@cache
+def command_help(*words: str) -> str | None:
+    """What `headrace WORDS --help` prints, or None if there is no such command."""
+    done = subprocess.run([HEADRACE, *words, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def documents() -> list[Path]:
+    """Every document of the repository."""
+    return sorted(path for path in ROOT.rglob("*.md") if not {".venv", "runs"} & set(path.relative_to(ROOT).parts))
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Commands in the shell blocks of a document, continued lines joined, comments cut."""
+    for block in re.findall(r"^```(?:sh|shell|bash|console)\n(.*?)^```", text, re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            command = re.split(r"\s#\s|^#", line.removeprefix("$ "))[0].strip()
+            if command:
+                yield command
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """(document, command) for every shell line of the documentation and every inline `headrace ...`."""
+    found = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(ROOT))
+        inline = re.findall(r"`((?:headrace|make|python -m) [^`\n]+)`", text)
+        found += [(name, command) for command in [*shell_lines(text), *inline]]
+    return found
+
+
+def words_of(command: str) -> list[str]:
+    """`headrace topics cat trajectories -n 3` -> ["topics", "cat"]: the words that name a command."""
+    words: list[str] = []
+    for word in command.split()[1:]:
+        if not re.fullmatch(r"[a-z][a-z-]*", word) or command_help(*words, word) is None:
+            break
+        words.append(word)
+    return words
+
+
+def missing_part(command: str) -> str | None:
+    """What a documented command names that does not exist, or None."""
+    program, *rest = command.split()
+    program = program.removeprefix(".venv/bin/")
+    if program == "headrace" and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+        words = words_of(command)
+        if not words:
+            return f"headrace {rest[0]}"
+        answer = command_help(*words) or ""
+        options = re.findall(r"(?<=\s)--[a-z][a-z-]*", " " + command.split("|")[0])
+        gone = [option for option in options if option not in answer and option != "--help"]
+        return f"headrace {' '.join(words)} {gone[0]}" if gone else None
+    if program == "make" and rest:
+        targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+        gone = [w for w in rest if re.fullmatch(r"[a-z]+", w) and not re.search(rf"^{w}:", targets, re.M)]
+        return f"make {gone[0]}" if gone else None
+    if program in ("python", "python3") and rest[:1] == ["-m"]:
+        module = rest[1]
+        known = module.isupper() or "." in module and module.rsplit(".", 1)[1].isupper()
+        return None if known or module_exists(module) else f"python -m {module}"
+    if (program, *rest[:1]) == ("python", "-m") or program.endswith(".py") or program.startswith(("infra/", ".ci/")):
+        return None if (ROOT / program).exists() else program
+    return None
+
+
+def module_exists(name: str) -> bool:
+    """Whether a module can be found, in the environment or in the repository root (for benchmarks)."""
+    if (ROOT / Path(*name.split("."))).with_suffix(".py").exists() or (ROOT / Path(*name.split("."))).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_every_command_in_the_documentation_exists() -> None:
+    commands = shown_commands()
+    assert any(command.startswith("headrace run") for _, command in commands), "no document shows headrace run"
+    missing = sorted({f"{name}: {part}" for name, command in commands if (part := missing_part(command))})
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "command", ["headrace fly to-the-moon", "make tea", "python -m headrace.nothing", "headrace run --no-such-option x"]
+)
+def test_a_command_that_does_not_exist_is_seen(command: str) -> None:
+    assert missing_part(command) is not None
