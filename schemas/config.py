@@ -1,7 +1,7 @@
-"""The run's configuration: one TOML file, checked before anything starts; unknown keys are refused with the nearest one.
+"""The run's configuration: TOML, checked before anything starts; an unknown key is refused with the nearest valid one.
 
-``load_config`` composes files (``base.toml overlay.toml``) and ``key=value`` overrides into a RunConfig. Secrets are read
-from the environment only and never written. ``dump_config`` writes the resolved form into the run folder.
+``load_config`` composes files (``base.toml overlay.toml``) and ``key=value`` overrides into a RunConfig. Secrets are
+read from the environment only and never written. ``dump_config`` writes the resolved form into the run folder.
 """
 
 import difflib
@@ -85,7 +85,7 @@ class RegistryConfig(Section):
 
 
 class StoreConfig(Section):
-    """``[store]``: where weights, checkpoints' copies and large arrays go; empty ``url``: the run folder's ``store``."""
+    """``[store]``: where weights and large arrays go; an empty ``url`` means the run folder's ``store``."""
 
     url: str = ""
     """``file:///folder`` or ``s3://bucket/prefix``."""
@@ -185,7 +185,7 @@ class OperatorConfig(BaseModel):
 
 
 class PolicyConfig(Section):
-    """``[policies.P]``: a policy, its model, its two knobs of asynchrony (protocol 3, 4) and its trainer's overrides."""
+    """``[policies.P]``: a policy: model, the two knobs of asynchrony (protocol 3, 4), overrides of its trainer."""
 
     model: str
     """Folder of a Hugging Face model with its tokenizer."""

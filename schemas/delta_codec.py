@@ -1,0 +1,274 @@
+"""Frames: the change of a run of elements in the fewest bytes, each frame decodable on its own.
+
+Goes in: old and new bits of a segment; comes out: frames in the smallest of three modes, and their exact inverse. A
+frame that is damaged in any way raises DeltaCorrupt before the target is touched, with memory bounded by the target.
+
+A frame, to the byte: mode (1 byte), element width in bytes (1 byte), elements, changed elements, then for every stream
+of the mode its length and its stored length x 2 + 1 if it is a zstd frame, x 2 if it is stored as it is; numbers are
+LEB128 of at most 5 bytes. The stored streams follow in order and end the frame. Values are little-endian.
+
+=========  ====  ==========================================  ================================================
+mode       byte  streams                                     apply
+=========  ====  ==========================================  ================================================
+steps      1     gaps, codes, magnitudes, escapes            once, on the base it was made for (width 2 only)
+absolute   2     gaps, then a plane per byte of the element  any number of times
+dense      3     a plane per byte of the element             any number of times, on any base
+=========  ====  ==========================================  ================================================
+
+``delta_steps`` documents gaps, codes, magnitudes and escapes. Plane k holds byte k of every value.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from headrace.schemas.delta_layout import DeltaCorrupt, Piece
+from headrace.schemas.delta_steps import (
+    I64,
+    U8,
+    Kernels,
+    Steps,
+    changed_positions,
+    check_gaps,
+    check_steps,
+    gaps_of,
+    positions_of,
+)
+
+__all__ = (
+    "ABSOLUTE",
+    "CODEC",
+    "DENSE",
+    "STEPS",
+    "Frame",
+    "apply_frame",
+    "encode_absolute",
+    "encode_dense",
+    "encode_segment",
+    "encode_steps",
+    "frame_mode",
+)
+
+CODEC = "headrace-delta/1"
+STEPS, ABSOLUTE, DENSE = 1, 2, 3
+_ZSTD_LEVEL = 1
+_SPARSE = 0.25
+_GROUP = 64 << 10
+_LONGEST_NUMBER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An encoded run: elements ``start`` to ``start + count`` of a segment, and the frame's bytes."""
+
+    start: int
+    count: int
+    payload: bytes
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor a thread: sharing one between threads crashes the process."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
+
+
+def encode_steps(steps: Steps, count: int) -> bytes:
+    """The frame of mode steps for a run of ``count`` elements of width 2."""
+    return _pack(STEPS, 2, count, steps.changed, (steps.gaps, steps.codes, steps.magnitudes, steps.escapes))
+
+
+def encode_absolute(old: NDArray[Any], new: NDArray[Any]) -> bytes:
+    """The frame of mode absolute: positions and new values (unsigned integers of any width, [count])."""
+    positions = changed_positions(old, new)
+    planes = _planes(new[positions])
+    return _pack(ABSOLUTE, new.dtype.itemsize, new.size, positions.size, (gaps_of(positions), *planes))
+
+
+def encode_dense(new: NDArray[Any]) -> bytes:
+    """The frame of mode dense: every new value (unsigned integers of any width, [count])."""
+    return _pack(DENSE, new.dtype.itemsize, new.size, new.size, _planes(new))
+
+
+def encode_segment(
+    old: NDArray[Any], new: NDArray[Any], pieces: Sequence[Piece], kernels: Kernels
+) -> tuple[list[Frame], list[int]]:
+    """The frames that turn ``old`` into ``new`` and the changed elements of every piece.
+
+    old, new: unsigned integers of the segment's width, [count]. No frames when nothing changed. Where at most a
+    quarter of every tensor moved the segment is one frame of steps; otherwise tensors (small ones together) get frames
+    of their own, each in the mode that makes it smallest.
+    """
+    bounds = np.array([0, *(piece.stop for piece in pieces)], np.int64)
+    if pieces:
+        bounds[-1] = new.size
+    if new.dtype.itemsize == 2 and pieces:
+        steps, counts = kernels.scan(old, new, bounds)
+        if steps.changed and all(counts[lo:hi].sum() <= _SPARSE * _size(bounds, lo, hi) for lo, hi in _groups(bounds)):
+            return [Frame(0, new.size, encode_steps(steps, new.size))], counts.tolist()
+    else:
+        counts = np.diff(np.searchsorted(changed_positions(old, new), bounds)).astype(np.int64)
+    frames: list[Frame] = []
+    for lo, hi in _groups(bounds):
+        if counts[lo:hi].any():
+            start, stop = int(bounds[lo]), int(bounds[hi])
+            frames.append(Frame(start, stop - start, _smallest(old[start:stop], new[start:stop], kernels)))
+    return frames, counts.tolist()
+
+
+def frame_mode(payload: bytes | memoryview) -> int:
+    """The mode byte of a frame (0 when it is empty)."""
+    return payload[0] if len(payload) else 0
+
+
+def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kernels) -> int:
+    """Apply a frame in place to [count] unsigned integers of its width; returns the changed elements.
+
+    Raises DeltaCorrupt, with the target untouched, unless every length, stream and position fits the target.
+    """
+    mode, changed, streams = _unpack(memoryview(payload), target.dtype.itemsize, target.size)
+    if mode == STEPS:
+        gaps, codes, magnitudes, escapes = streams
+        steps = Steps(changed, gaps, codes, magnitudes, escapes.view("<u2"))
+        check_steps(steps, target.size)
+        kernels.apply(steps, target)
+    elif mode == ABSOLUTE:
+        check_gaps(streams[0], changed, target.size)
+        target[positions_of(streams[0])] = _joined(streams[1:], target.dtype)
+    else:
+        target[:] = _joined(streams, target.dtype)
+    return changed
+
+
+def _size(bounds: I64, lo: int, hi: int) -> int:
+    return int(bounds[hi] - bounds[lo])
+
+
+def _groups(bounds: I64) -> list[tuple[int, int]]:
+    """Runs of parts to be coded together: a part of at least 64 Ki elements alone, smaller neighbours up to that."""
+    groups: list[tuple[int, int]] = []
+    for part in range(bounds.size - 1):
+        alone = _size(bounds, part, part + 1) >= _GROUP
+        if groups and not alone and _size(bounds, groups[-1][0], part) < _GROUP:
+            groups[-1] = (groups[-1][0], part + 1)
+        else:
+            groups.append((part, part + 1))
+    return groups
+
+
+def _smallest(old: NDArray[Any], new: NDArray[Any], kernels: Kernels) -> bytes:
+    candidates = [encode_dense(new)]
+    if new.dtype.itemsize == 2:
+        steps, _ = kernels.scan(old, new, np.array([0, new.size], np.int64))
+        candidates.append(encode_steps(steps, new.size))
+        if steps.escapes.size * 4 >= steps.changed:
+            candidates.append(encode_absolute(old, new))
+    else:
+        candidates.append(encode_absolute(old, new))
+    return min(candidates, key=len)
+
+
+def _planes(values: NDArray[Any]) -> list[U8]:
+    width = values.dtype.itemsize
+    octets = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
+    return [np.ascontiguousarray(octets[:, place]) for place in range(width)]
+
+
+def _joined(planes: Sequence[U8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    octets = np.empty((planes[0].size, len(planes)), np.uint8)
+    for place, plane in enumerate(planes):
+        octets[:, place] = plane
+    return octets.reshape(-1).view(dtype)
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_number(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_LONGEST_NUMBER):
+        if at + place >= len(data):
+            break
+        octet = data[at + place]
+        value |= (octet & 0x7F) << (7 * place)
+        if octet < 0x80:
+            return value, at + place + 1
+    raise DeltaCorrupt(f"frame of {len(data)} bytes: a length at byte {at} does not end")
+
+
+def _pack(mode: int, width: int, count: int, changed: int, streams: Sequence[NDArray[Any]]) -> bytes:
+    head = [bytes((mode, width)), _number(count), _number(changed)]
+    bodies: list[bytes] = []
+    for stream in streams:
+        raw = memoryview(np.ascontiguousarray(stream)).cast("B")
+        body = _zstd.compressor.compress(raw) if len(raw) else b""
+        smaller = 0 < len(body) < len(raw)
+        bodies.append(body if smaller else raw.tobytes())
+        head.append(_number(len(raw)) + _number(len(bodies[-1]) * 2 + smaller))
+    return b"".join((*head, *bodies))
+
+
+def _unpack(data: memoryview, width: int, count: int) -> tuple[int, int, list[U8]]:
+    """Mode, changed elements and raw streams; every length is checked against the target before it is allocated."""
+    if len(data) < 2 or data[0] not in (STEPS, ABSOLUTE, DENSE):
+        raise DeltaCorrupt(f"frame of {len(data)} bytes has mode {frame_mode(data)}; this release reads {CODEC}")
+    mode = data[0]
+    says_count, at = _read_number(data, 2)
+    changed, at = _read_number(data, at)
+    if data[1] != width or says_count != count or changed > count or (mode == STEPS and width != 2):
+        raise DeltaCorrupt(
+            f"frame is for {says_count} elements of {data[1]} bytes, {changed} changed; here are {count} of {width}"
+        )
+    bounds = {
+        STEPS: [changed + count // 255, (changed + 3) // 4, changed, 2 * changed],
+        ABSOLUTE: [changed + count // 255] + [changed] * width,
+        DENSE: [count] * width,
+    }[mode]
+    table: list[tuple[int, int, bool]] = []
+    for number, most in enumerate(bounds):
+        length, at = _read_number(data, at)
+        stored, at = _read_number(data, at)
+        table.append((length, stored >> 1, bool(stored & 1)))
+        exact = mode == DENSE or (mode == ABSOLUTE and number > 0)
+        if length > most or (exact and length != most):
+            raise DeltaCorrupt(f"stream {number} of {length} bytes where {most} are possible")
+    if at + sum(stored for _, stored, _ in table) != len(data):
+        raise DeltaCorrupt(f"frame of {len(data)} bytes is not as long as its streams")
+    streams: list[U8] = []
+    for length, stored, packed in table:
+        streams.append(_stream(data[at : at + stored], length, packed))
+        at += stored
+    if mode == STEPS and streams[3].size % 2:
+        raise DeltaCorrupt("escape stream ends in half a value")
+    return mode, changed, streams
+
+
+def _stream(body: memoryview, length: int, packed: bool) -> U8:
+    if not packed:
+        if len(body) != length:
+            raise DeltaCorrupt(f"stream of {length} bytes is stored in {len(body)}")
+        return np.frombuffer(body, np.uint8)
+    try:
+        if zstandard.frame_content_size(body) != length:
+            raise DeltaCorrupt(f"zstd frame is not of {length} bytes")
+        raw = _zstd.decompressor.decompress(body, max_output_size=length, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DeltaCorrupt(f"zstd frame cannot be read: {error}") from error
+    if len(raw) != length:
+        raise DeltaCorrupt(f"zstd frame gave {len(raw)} bytes of {length}")
+    return np.frombuffer(raw, np.uint8)

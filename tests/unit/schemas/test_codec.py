@@ -1,0 +1,171 @@
+"""Records to bytes and back: every record, broken bytes, rules at encode, old and new schemas."""
+
+import copy
+import dataclasses
+import io
+import random
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+
+from headrace.schemas import avsc, codec
+from headrace.schemas.errors import InvalidRecord, UndecodableRecord
+from headrace.schemas.records import RECORD_TYPES, Closed, Member, Prompt, Step, Task, Trajectory
+
+NAMES = sorted(RECORD_TYPES)
+
+
+def test_there_is_an_example_of_every_record(examples):
+    assert sorted(examples) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(name, examples):
+    record = examples[name]
+    value = codec.encode(record)
+    back = codec.decode(value, codec.headers_of(record, "first", "0.1.0"))
+    assert type(back) is type(record)
+    assert codec.to_plain(back) == codec.to_plain(record)
+    assert codec.to_plain(codec.decode(value)) == codec.to_plain(record), "the id alone must be enough"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packaged_schema_equals_the_dataclass(name):
+    assert avsc.packaged_schema(name) == avsc.schema_of(RECORD_TYPES[name])
+
+
+def test_arrays_come_back_with_their_dtypes(examples):
+    sequence = codec.decode(codec.encode(examples["Trajectory"])).sequences[0]
+    assert [getattr(sequence, n).dtype for n in ("tokens", "logprobs", "mask", "versions")] == [
+        np.dtype("int32"),
+        np.dtype("float32"),
+        np.dtype("uint8"),
+        np.dtype("int32"),
+    ]
+
+
+def test_a_foreign_avro_reader_understands_the_body(examples):
+    value = codec.encode(examples["Prompt"])
+    data: Any = fastavro.schemaless_reader(io.BytesIO(value[5:]), avsc.packaged_schema("Prompt"), None)
+    assert value[0] == 0
+    assert int.from_bytes(value[1:5], "big") == codec.schema_id("Prompt")
+    assert data["prompt"] == "52436="
+
+
+def test_headers_are_readable_text(examples):
+    headers = dict(codec.headers_of(examples["Prompt"], "first", "0.1.0"))
+    assert headers["hr-record"] == b"Prompt"
+    assert headers["hr-run"] == b"first"
+    assert len(headers["hr-schema"]) == 16
+
+
+def _with_field(schema: dict[str, Any]) -> dict[str, Any]:
+    newer = copy.deepcopy(schema)
+    newer["fields"].append({"name": "added_later", "type": "string", "default": ""})
+    return newer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_writer_old_reader_and_back(name, examples):
+    """A field added with a default: today's reader reads tomorrow's records, tomorrow's reads today's."""
+    record, schema = examples[name], avsc.packaged_schema(name)
+    newer = _with_field(schema)
+    codec.add_writer_schema(copy.deepcopy(newer), 1000 + NAMES.index(name))
+    plain = fastavro.schemaless_reader(io.BytesIO(codec.encode(record)[5:]), schema, newer)
+    assert plain["added_later"] == ""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, newer, {**plain, "added_later": "x"})
+    value = b"\0" + (1000 + NAMES.index(name)).to_bytes(4, "big") + out.getvalue()
+    assert codec.to_plain(codec.decode(value)) == codec.to_plain(record)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_prefix_and_random_damage_ends_in_a_clear_error_or_a_record(name, examples):
+    value = codec.encode(examples[name])
+    for cut in range(len(value)):
+        with pytest.raises(UndecodableRecord):
+            codec.decode(value[:cut])
+    dice = random.Random(name)
+    for _ in range(300):
+        broken = bytearray(value)
+        for _ in range(dice.randint(1, 4)):
+            broken[dice.randrange(len(broken))] = dice.randrange(256)
+        try:
+            codec.decode(bytes(broken))
+        except UndecodableRecord:
+            continue
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"\x01\0\0\0\x01abc", b"\0\0\0\0\x01abc", bytes(range(256))])
+def test_garbage_is_undecodable(value):
+    with pytest.raises(UndecodableRecord):
+        codec.decode(value)
+
+
+def test_extra_bytes_after_the_record_are_refused(examples):
+    with pytest.raises(UndecodableRecord, match="2 bytes follow the Prompt"):
+        codec.decode(codec.encode(examples["Prompt"]) + b"xx")
+
+
+def _trajectory(examples, make_sequence, **over) -> Trajectory:
+    return dataclasses.replace(examples["Trajectory"], sequences=[make_sequence(**over)])
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"logprobs": np.zeros(3, "float32")}, "logprobs has 3 entries for 4 tokens"),
+        ({"mask": np.zeros(5, "uint8")}, "mask has 5 entries for 4 tokens"),
+        ({"versions": np.zeros(0, "int32")}, "versions has 0 entries for 4 tokens"),
+        ({"logprobs": np.array([0, 0, np.nan, 0], "float32")}, r"logprobs\[2\] is nan"),
+        ({"logprobs": np.array([0, 0, 0, -np.inf], "float32")}, r"logprobs\[3\] is -inf"),
+        ({"versions": np.array([-1, -1, -1, 8], "int32")}, "has no policy version"),
+        ({"oldest_version": 3}, "oldest_version is 3, the tokens say 7"),
+        ({"end_reason": "bored"}, "end_reason 'bored' is none of"),
+    ],
+)
+def test_a_broken_sequence_may_not_travel(over, message, examples, make_sequence):
+    with pytest.raises(InvalidRecord, match=message) as caught:
+        codec.encode(_trajectory(examples, make_sequence, **over))
+    assert "Trajectory" in str(caught.value)
+    assert "group 5 replica 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_rewards_may_not_travel(reward, examples):
+    with pytest.raises(InvalidRecord, match="reward is"):
+        codec.encode(dataclasses.replace(examples["Trajectory"], reward=reward))
+    with pytest.raises(InvalidRecord, match="shaped_reward is"):
+        codec.encode(dataclasses.replace(examples["Member"], shaped_reward=reward))
+    with pytest.raises(InvalidRecord, match="loss is"):
+        codec.encode(dataclasses.replace(examples["Step"], loss=reward))
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        ("Task", {"kind": "x"}),
+        ("Closed", {"reason": "x"}),
+        ("Member", {"status": "x"}),
+        ("Trajectory", {"status": "x"}),
+    ],
+)
+def test_closed_lists_are_closed(name, over, examples):
+    with pytest.raises(InvalidRecord, match="'x' is none of"):
+        codec.encode(dataclasses.replace(examples[name], **over))
+
+
+def test_a_lone_surrogate_is_named(examples):
+    with pytest.raises(InvalidRecord, match="lone surrogate"):
+        codec.encode(dataclasses.replace(examples["Prompt"], prompt="a\ud800b"))
+
+
+def test_a_wrong_type_is_an_invalid_record(examples):
+    with pytest.raises(InvalidRecord, match="Prompt"):
+        codec.encode(dataclasses.replace(examples["Prompt"], row="three"))
+
+
+def test_classes_named_here_exist():
+    assert {Closed, Member, Prompt, Step, Task, Trajectory} <= set(RECORD_TYPES.values())
