@@ -215,11 +215,11 @@ def _pack(mode: int, width: int, count: int, changed: int, streams: Sequence[NDA
     head = [bytes((mode, width)), _number(count), _number(changed)]
     bodies: list[bytes] = []
     for stream in streams:
-        raw = memoryview(np.ascontiguousarray(stream)).cast("B")
-        body = _zstd.compressor.compress(raw) if len(raw) else b""
-        smaller = 0 < len(body) < len(raw)
+        raw = np.ascontiguousarray(stream).view(np.uint8)
+        body = _zstd.compressor.compress(raw.data) if raw.size else b""
+        smaller = 0 < len(body) < raw.size
         bodies.append(body if smaller else raw.tobytes())
-        head.append(_number(len(raw)) + _number(len(bodies[-1]) * 2 + smaller))
+        head.append(_number(raw.size) + _number(len(bodies[-1]) * 2 + smaller))
     return b"".join((*head, *bodies))
 
 

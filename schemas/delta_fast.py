@@ -131,7 +131,8 @@ class NumbaKernels:
 
     def apply(self, steps: Steps, target: U16) -> None:
         """Apply checked steps in place (see ``delta_steps.Kernels.apply``)."""
-        _apply(steps.gaps, steps.codes, steps.magnitudes, steps.escapes, target)
+        # A copy is aligned and writable whatever frame it came from: one compiled variant serves all.
+        _apply(steps.gaps, steps.codes, steps.magnitudes, np.array(steps.escapes, np.uint16), target)
 
     def _room(self, count: int) -> tuple[U8, U8, U8, U16]:
         """This thread's stream buffers, large enough for a frame in which every element changed; overwritten by the

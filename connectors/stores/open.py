@@ -1,64 +1,48 @@
-"""Opens the store that a URL or a ``[store]`` section names.
+"""Opens the store that a URL, a path or a ``[store]`` section names.
 
-Goes in: ``s3://bucket/prefix``, ``file:///folder`` or a path, with options; comes out: an ``ObjectStore``.
+Goes in: ``s3://bucket/prefix``, ``file:///folder``, a path, or the run's settings; comes out: an ``ObjectStore``.
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.store import ObjectStore, StoreRefused
 
-__all__ = ("StoreSettings", "open_store")
+if TYPE_CHECKING:
+    from headrace.schemas.config import StoreConfig
 
-
-class StoreSettings(Protocol):
-    """What a ``[store]`` section gives; secrets are not among it, they come from the environment."""
-
-    @property
-    def url(self) -> str:
-        """``s3://bucket/prefix``, ``file:///folder`` or a path."""
-        ...
-
-    @property
-    def endpoint_url(self) -> str | None:
-        """The S3 server, when it is not AWS."""
-        ...
-
-    @property
-    def region(self) -> str | None:
-        """The S3 region."""
-        ...
-
-    @property
-    def path_style(self) -> bool:
-        """Bucket in the path instead of the host name."""
-        ...
+__all__ = ("open_store",)
 
 
 def open_store(
-    where: str | Path | StoreSettings,
-    *,
-    endpoint_url: str | None = None,
-    region: str | None = None,
-    path_style: bool = True,
-    durable: bool = False,
+    where: "str | Path | StoreConfig", run_folder: Path | str | None = None, *, durable: bool = False
 ) -> ObjectStore:
-    """Open a store by URL, path or settings (which then stand for the keyword arguments).
+    """Open a store.
 
-    durable: fsync every put of a local store. Raises StoreRefused for an unknown scheme, a URL without bucket or a
-    folder that cannot be used.
+    where: a URL, a path, or ``[store]``; an empty URL in ``[store]`` means ``run_folder``/store. Credentials of an S3
+    store come from the environment. durable: fsync every put of a local store. Raises StoreRefused for an unknown
+    scheme, a URL without bucket or a folder that cannot be used.
     """
-    if not isinstance(where, (str, Path)):
-        return open_store(
-            where.url,
-            endpoint_url=where.endpoint_url,
-            region=where.region,
-            path_style=where.path_style,
-            durable=durable,
-        )
-    text = str(where)
+    if isinstance(where, (str, Path)):
+        return _open(str(where), {}, durable)
+    url = where.url
+    if not url:
+        if run_folder is None:
+            raise StoreRefused("[store] url is empty and no run folder is given: set [store] url")
+        url = str(Path(run_folder) / "store")
+    options = {
+        "endpoint_url": where.endpoint_url or None,
+        "region": where.region or None,
+        "path_style": where.path_style,
+        "timeout": where.timeout_seconds,
+        "attempts": where.retries,
+    }
+    return _open(url, options, durable)
+
+
+def _open(text: str, options: dict[str, object], durable: bool) -> ObjectStore:
     if "://" not in text:
         return LocalStore(text, durable=durable)
     parts = urlsplit(text)
@@ -68,4 +52,4 @@ def open_store(
         raise StoreRefused(f"store {text!r} is not understood: give s3://bucket/prefix, file:///folder or a path")
     from headrace.connectors.stores.s3 import S3Store
 
-    return S3Store(parts.netloc, parts.path, endpoint_url=endpoint_url, region=region, path_style=path_style)
+    return S3Store(parts.netloc, parts.path, **options)  # type: ignore[arg-type]

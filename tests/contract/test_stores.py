@@ -21,6 +21,7 @@ from headrace.connectors.stores.store import (
     UnsafeKey,
     exists,
 )
+from headrace.schemas.config import StoreConfig
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     endpoint = request.getfixturevalue("endpoint")
     url = f"s3://bucket-{uuid.uuid4().hex[:12]}/some/prefix"
-    opened = open_store(url, endpoint_url=endpoint, region="us-east-1")
+    opened = open_store(StoreConfig(url=url, endpoint_url=endpoint, region="us-east-1"))
     opened.create_bucket()  # type: ignore[attr-defined]
     assert opened.url == url
     return opened

@@ -12,6 +12,7 @@ from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.probe import probe_create_only, require_create_only
 from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreRefused, StoreUnavailable, UnsafeKey
+from headrace.schemas.config import StoreConfig
 
 
 def test_paths_and_file_urls_open_local_stores(tmp_path: Path) -> None:
@@ -28,14 +29,11 @@ def test_other_urls_are_refused(where: str) -> None:
         open_store(where)
 
 
-def test_settings_open_like_their_url(tmp_path: Path) -> None:
-    class Settings:
-        url = str(tmp_path / "s")
-        endpoint_url = None
-        region = None
-        path_style = True
-
-    assert open_store(Settings()).url == (tmp_path / "s").as_uri()
+def test_an_empty_url_in_the_settings_is_the_run_folders_store(tmp_path: Path) -> None:
+    assert open_store(StoreConfig(url=str(tmp_path / "s"))).url == (tmp_path / "s").as_uri()
+    assert open_store(StoreConfig(), tmp_path / "runs" / "r").url == (tmp_path / "runs" / "r" / "store").as_uri()
+    with pytest.raises(StoreRefused, match="run folder"):
+        open_store(StoreConfig())
 
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:

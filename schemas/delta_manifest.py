@@ -1,0 +1,210 @@
+"""The manifest of a weight version: the one object whose creation commits the version, and the keys of all objects.
+
+Goes in: what a publisher uploaded; comes out: canonical JSON that carries its own sha256, names its parent by version
+and sha256, and holds the digests of everything else. Whoever holds the sha256 of a manifest holds the whole chain.
+
+The file is ``{"body": {...}, "sha256": "<hex>"}``; the sha256 is of the body as JSON with sorted keys and no spaces.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from headrace.schemas.delta_codec import CODEC
+from headrace.schemas.delta_layout import DeltaCorrupt
+
+__all__ = ("CommittedVersion", "DeltaKeys", "ShardRef", "WeightManifest")
+
+_FORMAT = "headrace-manifest/1"
+_LARGEST = 64 << 20
+_HEX = re.compile(r"[0-9a-f]+")
+_KEY = re.compile(r"[A-Za-z0-9._=+@~/-]{1,900}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaKeys:
+    """The object keys of one policy of a run (spec: ``runs/{run}/{policy}/...``)."""
+
+    run: str
+    policy: str
+
+    @property
+    def root(self) -> str:
+        """``runs/{run}/{policy}``."""
+        return f"runs/{self.run}/{self.policy}"
+
+    @property
+    def manifests(self) -> str:
+        """The prefix of all manifests."""
+        return f"{self.root}/manifest/"
+
+    @property
+    def latest(self) -> str:
+        """The hint object: the number of a committed version, possibly an old one."""
+        return f"{self.root}/LATEST"
+
+    def layout(self, digest: str) -> str:
+        """The layout table with this digest."""
+        return f"{self.root}/layout/{digest}"
+
+    def manifest(self, version: int) -> str:
+        """The manifest of a version: twelve digits, so that keys sort like versions."""
+        return f"{self.manifests}{version:012d}.json"
+
+    def shard(self, kind: str, version: int, attempt: str, rank: int) -> str:
+        """The object of one rank; the attempt makes the key unique, so it is never written twice. kind: full, delta."""
+        return f"{self.root}/{kind}/{version}/{attempt}/r{rank}.bin"
+
+    def version_of(self, key: str) -> int | None:
+        """The version of a manifest's key; None for other keys."""
+        stem = key.removeprefix(self.manifests).removesuffix(".json")
+        return int(stem) if len(stem) == 12 and stem.isdecimal() and self.manifest(int(stem)) == key else None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """One uploaded object: key, size, length of its head (both bytes) and xxh3-128 of the head as 32 hex digits."""
+
+    key: str
+    nbytes: int
+    head: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedVersion:
+    """A version as the store holds it; what trainer, head record and resume pass around.
+
+    kind: ``full`` or ``delta`` (a delta version may have a full beside it). size: bytes of all its objects.
+    changed_share: changed elements / all elements against the parent (1.0 without one).
+    """
+
+    run: str
+    policy: str
+    version: int
+    lineage: int
+    batch: int
+    parent: int
+    manifest_key: str
+    manifest_sha256: str
+    root_digest: str
+    layout_digest: str
+    kind: str
+    size: int
+    published_ms: int
+    attempt: str
+    changed_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightManifest:
+    """The body of a manifest.
+
+    version, parent: parent is -1 for the first version, with an empty ``parent_sha256``. newest_full: the newest
+    version <= this one that has a full. delta, full: the objects that lead here from the parent, and from nothing; at
+    least one of the two. changed: changed elements of every tensor against the parent, in the order of the layout.
+    elements: elements of all tensors. attempt: names the writer and its try.
+    """
+
+    version: int
+    lineage: int
+    batch: int
+    parent: int
+    parent_sha256: str
+    root_digest: str
+    layout_digest: str
+    newest_full: int
+    delta: tuple[ShardRef, ...]
+    full: tuple[ShardRef, ...]
+    changed: tuple[int, ...]
+    elements: int
+    attempt: str
+    published_ms: int
+    codec: str = CODEC
+
+    def to_bytes(self) -> tuple[bytes, str]:
+        """The file's bytes and the sha256 of the body (hex)."""
+        body = {name: getattr(self, name) for name in self.__slots__}
+        body["format"] = _FORMAT
+        body["delta"], body["full"] = ([_row(ref) for ref in refs] for refs in (self.delta, self.full))
+        text = _canonical(body)
+        sha256 = hashlib.sha256(text).hexdigest()
+        return b'{"body":' + text + b',"sha256":"' + sha256.encode() + b'"}\n', sha256
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> tuple[Self, str]:
+        """Read a manifest and its sha256. Raises DeltaCorrupt unless the sha256 is right and every field is sound."""
+        if len(data) > _LARGEST:
+            raise DeltaCorrupt(f"manifest of {len(data)} bytes: the limit is {_LARGEST}")
+        try:
+            file = json.loads(data)
+            body, sha256 = file["body"], file["sha256"]
+            if hashlib.sha256(_canonical(body)).hexdigest() != sha256:
+                raise DeltaCorrupt("manifest does not have the sha256 that it says")
+            if body.pop("format") != _FORMAT or body["codec"] != CODEC:
+                raise DeltaCorrupt(f"manifest is not of {_FORMAT} with {CODEC}")
+            for kind in ("delta", "full"):
+                body[kind] = tuple(ShardRef(*row) for row in body[kind])
+            body["changed"] = tuple(body["changed"])
+            manifest = cls(**body)
+            _check(manifest)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DeltaCorrupt(f"manifest cannot be read: {error}") from error
+        return manifest, sha256
+
+    def committed(self, keys: DeltaKeys, sha256: str) -> CommittedVersion:
+        """This manifest as a committed version."""
+        total = sum(self.changed)
+        return CommittedVersion(
+            run=keys.run,
+            policy=keys.policy,
+            version=self.version,
+            lineage=self.lineage,
+            batch=self.batch,
+            parent=self.parent,
+            manifest_key=keys.manifest(self.version),
+            manifest_sha256=sha256,
+            root_digest=self.root_digest,
+            layout_digest=self.layout_digest,
+            kind="delta" if self.delta else "full",
+            size=sum(ref.nbytes for ref in (*self.delta, *self.full)),
+            published_ms=self.published_ms,
+            attempt=self.attempt,
+            changed_share=total / self.elements if self.elements else 0.0,
+        )
+
+
+def _row(ref: ShardRef) -> list[Any]:
+    return [ref.key, ref.nbytes, ref.head, ref.digest]
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _check(manifest: WeightManifest) -> None:
+    """Raise ValueError when a field cannot be true; types included, JSON has its own ideas of numbers."""
+    numbers = ("version", "lineage", "batch", "parent", "newest_full", "elements", "published_ms")
+    if not all(type(getattr(manifest, name)) is int for name in numbers):
+        raise ValueError("a number is not an integer")
+    refs = (*manifest.delta, *manifest.full)
+    sound = (
+        -1 <= manifest.parent < manifest.version < 10**12
+        and 0 <= manifest.newest_full <= manifest.version
+        and bool(refs)
+        and (manifest.parent >= 0 or not manifest.delta)
+        and (manifest.newest_full == manifest.version) == bool(manifest.full)
+        and all(type(n) is int and n >= 0 for n in manifest.changed)
+        and sum(manifest.changed) <= manifest.elements
+        and all(_HEX.fullmatch(text) for text in (manifest.root_digest, manifest.layout_digest))
+        and isinstance(manifest.attempt, str)
+        and (len(manifest.parent_sha256) == 64) == (manifest.parent >= 0)
+    )
+    if not sound:
+        raise ValueError("its fields contradict each other")
+    for ref in refs:
+        sizes = type(ref.nbytes) is int and type(ref.head) is int and 64 <= ref.head <= ref.nbytes
+        if not sizes or not _KEY.fullmatch(ref.key) or not _HEX.fullmatch(ref.digest):
+            raise ValueError("an object's row is not sound")
