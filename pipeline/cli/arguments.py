@@ -1,0 +1,78 @@
+"""How arguments are written: ``@ file.toml`` and ``key=value``, output formats, and one way to make a command group.
+
+Light on purpose: everything here is imported by every subcommand.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import typer
+
+from headrace.schemas.errors import ConfigurationError
+
+__all__ = ("Format", "command_group", "compositions", "print_json", "print_table", "tidy")
+
+
+class Format(StrEnum):
+    """How a command that reads prints: for people, or one JSON value for programs."""
+
+    text = "text"
+    json = "json"
+
+
+def command_group(help_text: str) -> typer.Typer:
+    """A Typer application with the settings that all subcommands share."""
+    return typer.Typer(
+        help=help_text, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+    )
+
+
+def compositions(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split ``@ base.toml @overlay.toml key=value`` into files and overrides.
+
+    Files compose from left to right. Raises ConfigurationError for a word that is neither.
+
+    >>> compositions(["@", "a.toml", "b.toml", "@c.toml", "trainer.lr=1e-4"])
+    (['a.toml', 'b.toml', 'c.toml'], ['trainer.lr=1e-4'])
+    """
+    files: list[str] = []
+    overrides: list[str] = []
+    expected = False
+    for word in words:
+        if word == "@":
+            expected = True
+        elif word.startswith("@"):
+            files.append(word[1:])
+        elif expected or (files and word.endswith(".toml") and "=" not in word):
+            files.append(word)
+            expected = False
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            raise ConfigurationError(f"{word!r} is neither '@ FILE' nor key=value; write: headrace run @ {word}")
+    if expected or not files:
+        raise ConfigurationError("name a configuration: headrace run @ recipes/sort_digits/run.toml [key=value ...]")
+    return files, overrides
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns of text, as wide as their widest cell; numbers stand at the right."""
+    cells = [list(map(str, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    for line in (list(header), *cells):
+        shown = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
+        sys.stdout.write("  ".join(shown).rstrip() + "\n")
+
+
+def tidy(message: str) -> str:
+    """A message of several lines, later ones indented."""
+    return message.replace("\n", "\n  ")

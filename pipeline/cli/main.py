@@ -1,0 +1,77 @@
+"""The command ``headrace``: one table of subcommands, each loaded only when it is called.
+
+``headrace --help`` therefore imports neither a Kafka client nor pydantic nor torch. Exit codes: 0 done, 1 a failure or
+a breach that was found, 2 wrong arguments, 75 superseded, 78 a person has to change the configuration, 130 interrupted.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from headrace.pipeline.cli.arguments import tidy
+from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_SUPERSEDED, ConfigurationError
+from headrace.schemas.errors import HeadraceError, Superseded
+
+__all__ = ("COMMANDS", "main")
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("headrace.pipeline.cli.run", "Start a run, or go on with one: headrace run @ run.toml [key=value ...]"),
+    "report": ("headrace.pipeline.cli.report", "Figures and curves of a run"),
+    "verify": ("headrace.pipeline.cli.verify", "Prove from its topics that a run lost and repeated nothing"),
+    "topics": ("headrace.pipeline.cli.topics", "Look into the topics of a run"),
+    "groups": ("headrace.pipeline.cli.groups", "Positions of the consumer groups of a run"),
+    "trace": ("headrace.pipeline.cli.trace", "Follow one prompt from its record to the step that trained it"),
+    "dead-letters": ("headrace.pipeline.cli.dead_letters", "Records that a stage could not use"),
+    "deltas": ("headrace.pipeline.cli.deltas", "Weights in the object store: list, show, verify"),
+    "flow": ("headrace.pipeline.cli.flow", "The path of the data: stages, topics, records"),
+    "operators": ("headrace.pipeline.cli.operators", "Installed plug-ins by group"),
+    "broker": ("headrace.pipeline.cli.broker", "The local broker by itself"),
+    "doctor": ("headrace.pipeline.cli.doctor", "Check this machine, the broker and the object store"),
+    "version": ("headrace.pipeline.cli.version", "Print the version"),
+}
+"""Subcommands: the module that holds ``app``, and one line of help."""
+
+_EPILOG = "Every command that reads takes --format text|json. headrace COMMAND --help says more."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of the console script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else ""
+    if name not in COMMANDS:
+        _root()(args=words or ["--help"], prog_name="headrace")
+        return
+    app = importlib.import_module(COMMANDS[name][0]).app
+    try:
+        app(args=words[1:], prog_name=f"headrace {name}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace {name}: {tidy(str(error))}\n")
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: HeadraceError) -> int:
+    if isinstance(error, ConfigurationError):
+        return EXIT_CONFIGURATION
+    return EXIT_SUPERSEDED if isinstance(error, Superseded) else EXIT_FAILURE
+
+
+def _root() -> typer.Typer:
+    """The command that only knows the names of the others; it answers --help and refuses unknown names."""
+    root = typer.Typer(
+        no_args_is_help=True, add_completion=False, epilog=_EPILOG, rich_markup_mode=None, pretty_exceptions_enable=False,
+        help="RL post-training of language models as a stream of records: topics, operators, trainers, weight deltas.",
+    )  # fmt: skip
+    for name, (_, text) in COMMANDS.items():
+        root.command(name, help=text, short_help=text)(_unused)
+    return root
+
+
+def _unused() -> None:
+    """Stands in for a subcommand in the list of commands."""
