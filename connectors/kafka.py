@@ -1,0 +1,353 @@
+"""One typed connection to a Kafka cluster: makes every client of a run, its topics, and reads a topic to its end.
+
+Settings and login come from ``[kafka]`` and the environment; secrets stay in the clients and are never part of a repr,
+a message or a file. All clients share the rules of protocol 2 and 7: read committed, no automatic commits or offsets,
+range assignment, murmur2 partitioning, records up to 8 MB.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from headrace.connectors import kafka_admin
+from headrace.connectors.kafka_errors import BrokerUnreachable, ErrorLog, MissingTopic, explain
+from headrace.schemas.codec import decode
+from headrace.schemas.config import KafkaConfig
+from headrace.schemas.errors import ConfigurationError, RecordTooLarge
+from headrace.schemas.ids import check_run_id, topic_name, unprefixed
+from headrace.schemas.parts import Source
+from headrace.schemas.records import Record
+
+__all__ = ("Connection", "Consumer", "Producer", "RawRecord")
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""Largest record, in bytes (protocol 2; ``max.message.bytes`` of the run's topics)."""
+_FRAMING_BYTES = 64 << 10
+"""Room for batch and record framing above the record itself."""
+
+Value = str | int | float | bool
+T = TypeVar("T")
+
+
+class Producer(confluent_kafka.Producer):
+    """A producer that keeps what its client reports: ``errors``."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.errors = ErrorLog()
+        super().__init__({**config, "error_cb": self.errors})
+
+
+class Consumer(confluent_kafka.Consumer):
+    """A consumer that keeps what its client reports: ``errors``."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.errors = ErrorLog()
+        super().__init__({**config, "error_cb": self.errors})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """One record as it lies in a topic (``topic`` without the run's prefix); ``decoded`` reads it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None = field(repr=False)
+    headers: list[tuple[str, bytes | None]]
+
+    @property
+    def source(self) -> Source:
+        """The place as a part."""
+        return Source(topic=self.topic, partition=self.partition, offset=self.offset)
+
+    def decoded(self) -> Record:
+        """The record. Raises UndecodableRecord when the value is none of ours."""
+        return decode(self.value, self.headers)
+
+    @classmethod
+    def of(cls, message: Message, run: str) -> "RawRecord":
+        """From a consumed message without error."""
+        headers = message.headers() or []
+        return cls(
+            topic=unprefixed(run, message.topic() or ""),
+            partition=message.partition() or 0,
+            offset=message.offset() or 0,
+            timestamp_ms=message.timestamp()[1],
+            key=message.key(),
+            value=message.value(),
+            headers=[(k, v.encode() if isinstance(v, str) else v) for k, v in dict_items(headers)],
+        )
+
+
+def dict_items(headers: Any) -> Iterable[tuple[str, Any]]:
+    """Headers as pairs, whichever of the client's two forms they have."""
+    return headers.items() if isinstance(headers, dict) else headers
+
+
+@dataclass(slots=True)
+class Connection:
+    """How to reach the cluster of one run; the only way in which headrace makes Kafka clients."""
+
+    config: KafkaConfig
+    run: str
+    bootstrap: str
+    _admin: AdminClient | None = field(default=None, repr=False)
+    _admin_errors: ErrorLog = field(default_factory=ErrorLog, repr=False)
+
+    @classmethod
+    def of(cls, config: KafkaConfig, run: str, bootstrap: str | None = None) -> "Connection":
+        """A connection for the run ``run``; ``bootstrap`` overrides the configured address.
+
+        Raises ConfigurationError for a run id that cannot be used or when there is no address at all.
+        """
+        address = bootstrap or config.bootstrap
+        if not address:
+            raise ConfigurationError("no Kafka address: set kafka.bootstrap or give --bootstrap HOST:PORT")
+        for name in config.settings:
+            if name.startswith("sasl.") or "password" in name:
+                raise ConfigurationError(
+                    f"kafka.settings.{name} would be written into the run folder; name an environment variable by "
+                    "kafka.sasl_username_env and kafka.sasl_password_env"
+                )
+        return cls(config, check_run_id(run), address)
+
+    def topic(self, name: str) -> str:
+        """The name on the cluster of a topic of this run."""
+        return topic_name(self.run, name)
+
+    # clients
+
+    def producer(self, client_id: str, transactional_id: str | None = None, **settings: Value) -> Producer:
+        """An idempotent producer, transactional (not yet initialised) when an id is given.
+
+        ``settings`` are librdkafka's with ``_`` for ``.`` and win over the defaults.
+        """
+        own: dict[str, Value] = {
+            "client.id": client_id,
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "partitioner": "murmur2_random",
+            "compression.type": "none",
+            "message.max.bytes": MAX_MESSAGE_BYTES + _FRAMING_BYTES,
+            "batch.size": 1 << 20,
+            "queue.buffering.max.kbytes": 1 << 20,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+        if transactional_id is not None:
+            own |= {"transactional.id": transactional_id, "transaction.timeout.ms": 10_000}
+        return Producer(self._settings(own, settings))
+
+    def consumer(self, client_id: str, group: str | None = None, **settings: Value) -> Consumer:
+        """A consumer that reads committed records and never commits or resets offsets by itself.
+
+        Without ``group`` it is for ``assign()`` only. ``settings`` are librdkafka's with ``_`` for ``.``.
+        """
+        own: dict[str, Value] = {
+            "client.id": client_id,
+            "group.id": group or f"{self.run}.reader.{client_id}",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+            "partition.assignment.strategy": "range",
+            "session.timeout.ms": 6_000,
+            "heartbeat.interval.ms": 1_000,
+            "max.poll.interval.ms": 300_000,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": 500,
+            "fetch.error.backoff.ms": 50,
+            "queued.max.messages.kbytes": 16_384,
+            "fetch.message.max.bytes": 2 * MAX_MESSAGE_BYTES,
+            "fetch.max.bytes": 6 * MAX_MESSAGE_BYTES,
+            "receive.message.max.bytes": 8 * MAX_MESSAGE_BYTES,
+            "check.crcs": True,
+        }
+        return Consumer(self._settings(own, settings))
+
+    def admin(self) -> AdminClient:
+        """The one admin client of this connection."""
+        if self._admin is None:
+            self._admin = AdminClient(self._settings({"error_cb": self._admin_errors}, {}))
+        return self._admin
+
+    def _settings(self, own: Mapping[str, Any], over: Mapping[str, Value]) -> dict[str, Any]:
+        """Settings of one client: connection, defaults, ``[kafka.settings]``, the caller's; the login comes last."""
+        config = self.config
+        out: dict[str, Any] = {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": config.security_protocol,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,
+            "socket.keepalive.enable": True,
+            "log_level": 0,
+            **own,
+            **config.settings,
+            **{name.replace("_", "."): value for name, value in over.items()},
+        }
+        files = {
+            "ssl.ca.location": config.ssl_ca_location,
+            "ssl.certificate.location": config.ssl_certificate_location,
+            "ssl.key.location": config.ssl_key_location,
+        }
+        out.update({name: value for name, value in files.items() if value})
+        if config.security_protocol.startswith("SASL"):
+            out["sasl.mechanism"] = config.sasl_mechanism or "PLAIN"
+            out["sasl.username"] = _secret(config.sasl_username_env)
+            out["sasl.password"] = _secret(config.sasl_password_env)
+        return out
+
+    # the cluster
+
+    def wait_for_broker(self, timeout: float = 30.0) -> None:
+        """Return once a broker answers. Raises BrokerUnreachable after ``timeout`` seconds, LoginRefused at once."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self.admin().list_topics(timeout=min(1.0, max(0.1, end - time.monotonic())))
+                return
+            except KafkaException as error:
+                self.admin().poll(0)
+                self._admin_errors.raise_refused(self.bootstrap)
+                if time.monotonic() >= end:
+                    reason = self._admin_errors.last() or error.args[0].str()
+                    raise BrokerUnreachable(
+                        f"no Kafka broker answers at {self.bootstrap} within {timeout:g} s: {reason}; "
+                        "is it started, and is kafka.bootstrap right?"
+                    ) from None
+                time.sleep(0.05)
+
+    def ensure_topics(self, counts: Mapping[str, int]) -> list[str]:
+        """Create the topics (names without prefix, partition counts) that are missing; returns those it created.
+
+        Idempotent and safe to race. Raises WrongPartitionCount when one exists with another count.
+        """
+        return self._doing(
+            "creating topics",
+            lambda: kafka_admin.ensure_topics(self.admin(), self.run, counts, self.config.replication_factor),
+        )
+
+    def list_run_topics(self) -> dict[str, int]:
+        """Partition counts of the run's topics by name without prefix; empty when the run does not exist."""
+        return self._doing("listing topics", lambda: kafka_admin.list_run_topics(self.admin(), self.run))
+
+    def delete_run_topics(self) -> list[str]:
+        """Delete every topic and consumer group of the run; returns the topics' names without prefix."""
+        return self._doing("deleting topics", lambda: kafka_admin.delete_run_topics(self.admin(), self.run))
+
+    def partition_count(self, topic: str) -> int:
+        """Partitions of a topic of the run. Raises MissingTopic."""
+        count = self.list_run_topics().get(topic)
+        if count is None:
+            raise MissingTopic(
+                f"topic {self.topic(topic)} does not exist on the cluster at {self.bootstrap}; has run "
+                f"{self.run} been created there?"
+            )
+        return count
+
+    def end_offsets(self, topic: str, *, committed: bool = True) -> dict[int, int]:
+        """End offset of each partition: the last stable one, or with ``committed=False`` the high watermark."""
+        places = [(topic, p) for p in range(self.partition_count(topic))]
+        ends = self._doing(
+            f"asking for the end of {self.topic(topic)}",
+            lambda: kafka_admin.offsets_at(self.admin(), self.run, places, "latest", committed=committed),
+        )
+        return {partition: offset for (_, partition), offset in ends.items()}
+
+    def start_offsets(self, topic: str) -> dict[int, int]:
+        """Offset of the first record that each partition still holds."""
+        places = [(topic, p) for p in range(self.partition_count(topic))]
+        starts = self._doing(
+            f"asking for the start of {self.topic(topic)}",
+            lambda: kafka_admin.offsets_at(self.admin(), self.run, places, "earliest", committed=True),
+        )
+        return {partition: offset for (_, partition), offset in starts.items()}
+
+    def read_topic(
+        self,
+        topic: str,
+        start: Mapping[int, int] | None = None,
+        *,
+        timeout: float = 30.0,
+    ) -> Iterator[RawRecord]:
+        """The committed records of a topic of the run, from ``start`` (default: the first kept) to the end seen now.
+
+        ``start`` maps partitions to offsets; partitions left out are not read. Order holds within a partition.
+        Raises MissingTopic, or BrokerUnreachable when nothing comes for ``timeout`` seconds.
+        """
+        ends = self.end_offsets(topic)
+        first = self.start_offsets(topic)
+        at = {p: max(o, first[p]) for p, o in start.items()} if start is not None else first
+        left = {p for p, offset in at.items() if offset < ends[p]}
+        if not left:
+            return
+        consumer = self.consumer(f"read.{topic}", enable_partition_eof=True)
+        try:
+            consumer.assign([TopicPartition(self.topic(topic), p, at[p]) for p in sorted(left)])
+            quiet_since = time.monotonic()
+            while left:
+                message = consumer.poll(0.2)
+                if message is None:
+                    if time.monotonic() - quiet_since > timeout:
+                        raise BrokerUnreachable(
+                            f"reading {self.topic(topic)} at {self.bootstrap}: nothing came for {timeout:g} s; "
+                            f"{consumer.errors.last() or 'no error was reported'}"
+                        )
+                    continue
+                quiet_since = time.monotonic()
+                partition, offset = message.partition() or 0, message.offset() or 0
+                error = message.error()
+                if error is not None:
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise explain(KafkaException(error), f"reading {self.topic(topic)}", self.bootstrap)
+                    left.discard(partition)
+                    continue
+                if offset + 1 >= ends[partition]:
+                    left.discard(partition)
+                if offset < ends[partition]:
+                    yield RawRecord.of(message, self.run)
+        finally:
+            consumer.close()
+
+    def produce(self, producer: Producer, topic: str, value: bytes | None, **where: Any) -> None:
+        """``producer.produce`` on a topic of the run, waiting while the client's queue is full.
+
+        ``where`` is what confluent_kafka takes: partition, key, headers, on_delivery. Raises RecordTooLarge naming
+        the record's place for one over the limit.
+        """
+        while True:
+            try:
+                producer.produce(self.topic(topic), value, **where)
+                return
+            except BufferError:
+                producer.poll(0.05)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
+                raise RecordTooLarge(
+                    f"a record of {len(value or b'')} bytes for {self.topic(topic)}[{where.get('partition', -1)}] "
+                    f"(key {where.get('key')!r}) is over the limit of {MAX_MESSAGE_BYTES} bytes; offload its arrays "
+                    "to the object store (rollout.offload_bytes)"
+                ) from None
+
+    def _doing(self, what: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except KafkaException as error:
+            self._admin_errors.raise_refused(self.bootstrap)
+            raise explain(error, what, self.bootstrap, self._admin_errors) from error
+
+
+def _secret(variable: str) -> str:
+    value = os.environ.get(variable)
+    if value is None:
+        raise ConfigurationError(f"the environment variable {variable} is not set; [kafka] takes the login from it")
+    return value
