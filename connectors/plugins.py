@@ -1,0 +1,82 @@
+"""Plug-ins by entry point: ``load("headrace.operators", "dynamic_sampling")`` gives the object behind a configured name.
+
+One function for all eight groups (operators, workflows, environments, rewards, losses, advantages, engines, datasets).
+A name is also accepted as ``module:attribute``, so that a user's own code needs no package. Every failure says which
+distribution and entry point it came from and what else there is.
+"""
+
+import difflib
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from headrace.schemas.errors import ConfigurationError
+
+__all__ = ("GROUPS", "installed", "load")
+
+GROUPS = tuple(
+    f"headrace.{kind}"
+    for kind in (
+        "operators",
+        "workflows",
+        "environments",
+        "rewards",
+        "losses",
+        "advantages",
+        "engines",
+        "datasets",
+    )
+)
+"""The entry point groups."""
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name; the first distribution that declares a name has it. Nothing is imported."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=_checked(group)):
+        found.setdefault(entry.name, entry)
+    return dict(sorted(found.items()))
+
+
+def load(group: str, name: str) -> Any:
+    """The object behind ``name`` in ``group``, or behind ``module:attribute``.
+
+    Raises ConfigurationError when there is none of that name, two distributions claim it, or its import fails.
+    """
+    if ":" in name:
+        return _resolve(f"{group} {name!r}", name)
+    entries = [entry for entry in entry_points(group=_checked(group)) if entry.name == name]
+    targets = {entry.value for entry in entries}
+    if not entries:
+        names = list(installed(group))
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(f"{group} has no {name!r}{hint} Installed: {', '.join(names) or 'none'}")
+    if len(targets) > 1:
+        claims = " and ".join(sorted(f"{_distribution(entry)} ({entry.value})" for entry in entries))
+        raise ConfigurationError(f"{group} {name!r} is declared by {claims}; uninstall one or name module:attribute")
+    entry = entries[0]
+    return _resolve(
+        f"{group} {name!r} (entry point {entry.value!r} of distribution {_distribution(entry)})", entry.value
+    )
+
+
+def _checked(group: str) -> str:
+    if group not in GROUPS:
+        raise ConfigurationError(f"{group!r} is no group of plug-ins; groups are {', '.join(GROUPS)}")
+    return group
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "unknown"
+
+
+def _resolve(what: str, value: str) -> Any:
+    module, _, attribute = value.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{what} cannot be imported: {error}") from error
+    return found
