@@ -136,7 +136,8 @@ def test_every_command_in_the_documentation_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["headrace fly away", "make tea", "python -m headrace.nothing", "python docs/no.py", "headrace run --nothing x"]
+    "command",
+    ["headrace fly away", "make tea", "python -m headrace.nothing", "python docs/no.py", "headrace run --nothing x"],
 )
 def test_a_command_that_does_not_exist_is_seen(command: str) -> None:
     assert missing_part(command) is not None
