@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: ``load("headrace.operators", "dynamic_sampling")`` gives the object behind a configured name.
+"""Plug-ins by entry point: ``load("headrace.operators", "dynamic_sampling")`` gives the object behind a name.
 
 One function for all eight groups (operators, workflows, environments, rewards, losses, advantages, engines, datasets).
 A name is also accepted as ``module:attribute``, so that a user's own code needs no package. Every failure says which

@@ -79,8 +79,13 @@ class Context(Protocol):
         """Milliseconds since the epoch, by the injected clock; constant within one call."""
         ...
 
-    def emit(self, topic: str, record: Record, *, partition: int, key: bytes | None = None) -> None:
-        """Write a record to an output topic (name without the run's prefix) within the current transaction."""
+    def emit(
+        self, topic: str, record: Record, *, partition: int, key: bytes | None = None, value: bytes | None = None
+    ) -> None:
+        """Write a record to an output topic (name without the run's prefix) within the current transaction.
+
+        ``value`` is the record already encoded by ``codec.encode``; it is written as it is (a digest covers it).
+        """
         ...
 
     def store(self, name: str = "state") -> Store:
