@@ -45,7 +45,9 @@ class RunSection(Section):
     """``[run]``: identity, seed, and what the run's topics look like."""
 
     id: str = "run"
+    """Run id; first part of every topic's name."""
     seed: int = 0
+    """Seed of shuffling, sampling and initial weights."""
     folder: str = "runs"
     """Parent of the run folder ``<folder>/<id>``."""
     group_partitions: int = Field(8, ge=1)
@@ -57,6 +59,7 @@ class RunSection(Section):
     max_restarts: int = Field(5, ge=0)
     """Deaths of one part within ``restart_window_seconds`` after which the launcher gives up."""
     restart_window_seconds: float = 120.0
+    """Window in which deaths of a part are counted."""
     patience_seconds: float = 600.0
     """Time without any progress after which the run ends with the reason."""
 
@@ -65,15 +68,23 @@ class KafkaConfig(Section):
     """``[kafka]``: one connection for all clients; empty ``bootstrap`` means the local broker in the run folder."""
 
     bootstrap: str = ""
+    """``host:port`` of one or more brokers, separated by commas."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How clients connect."""
     sasl_mechanism: str = ""
+    """``PLAIN``, ``SCRAM-SHA-256`` or ``SCRAM-SHA-512``, with a SASL protocol."""
     sasl_username_env: str = "HEADRACE_KAFKA_USERNAME"
+    """Name of the environment variable that holds the user; see the next key."""
     sasl_password_env: str = "HEADRACE_KAFKA_PASSWORD"
     """Names of the environment variables that hold the login; the values are never printed or written."""
     ssl_ca_location: str = ""
+    """File with the certificates to trust."""
     ssl_certificate_location: str = ""
+    """File with the client's certificate."""
     ssl_key_location: str = ""
+    """File with the client's key."""
     replication_factor: int = Field(1, ge=1)
+    """Copies of every topic; 3 on a cluster."""
     settings: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings for every client, such as ``client.rack``."""
 
@@ -82,6 +93,7 @@ class RegistryConfig(Section):
     """``[registry]``: a schema registry with Confluent's API; empty ``url`` means none."""
 
     url: str = ""
+    """Where the registry answers, such as ``http://127.0.0.1:8081``."""
 
 
 class StoreConfig(Section):
@@ -90,38 +102,58 @@ class StoreConfig(Section):
     url: str = ""
     """``file:///folder`` or ``s3://bucket/prefix``."""
     endpoint_url: str = ""
+    """Where an S3-compatible server answers; empty: AWS."""
     region: str = ""
+    """Region of the bucket."""
     path_style: bool = True
+    """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``."""
     timeout_seconds: float = 30.0
+    """Time for one request."""
     retries: int = 5
+    """Attempts of a request."""
     conditional_writes: Literal["probe", "assume"] = "probe"
+    """Race writers at start to learn whether create-only puts hold, or take it as given."""
 
 
 class RolloutConfig(Section):
     """``[rollout]``: engines, workers and the life of a task (protocol 5)."""
 
     engine: str = "transformers"
+    """Name of the engine plug-in."""
     workers: int = Field(1, ge=0)
+    """Rollout worker processes that the launcher starts; others may join by themselves."""
     slots: int = Field(64, ge=1)
     """Tasks that one worker runs at once; it announces one more."""
     temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 takes the likeliest token."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Smallest set of tokens with this share of probability; 1: all."""
     top_k: int = Field(0, ge=0)
+    """Number of likeliest tokens; 0: all."""
     max_new_tokens: int = Field(16, ge=1)
+    """Tokens of a completion at most."""
     max_prompt_tokens: int = Field(1024, ge=1)
+    """A longer prompt is dropped, counted and named."""
     task_deadline_seconds: float = Field(60.0, gt=0)
+    """Time for one attempt, from its issue."""
     group_deadline_seconds: float = Field(0.0, ge=0)
     """0: three task deadlines plus 10 s."""
     heartbeat_seconds: float = 2.0
+    """Longest time between two Demand records of a worker."""
     lease_seconds: float = 10.0
+    """Silence after which a worker's tasks go elsewhere."""
     max_episode_failures: int = Field(3, ge=1)
+    """Failed attempts after which a replica has failed."""
     max_lost_leases: int = Field(5, ge=1)
+    """Lost leases after which a replica has failed."""
     offload_bytes: int = 1 << 20
     """Arrays of a trajectory above this size go to the object store."""
     on_new_weights: Literal["keep"] = "keep"
+    """Unfinished sequences keep their tokens and their key-value cache."""
     poll_seconds: float = 0.5
     """How often the object store is asked for a newer version when no announcement came."""
     threads: int = 1
+    """Threads of a worker's engine."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine's own."""
 
@@ -130,32 +162,53 @@ class TrainerConfig(Section):
     """``[trainer]``: how batches become versions; ``[policies.P.trainer]`` overrides single keys."""
 
     backend: str = "deepspeed"
+    """``deepspeed`` or ``torch``."""
     ranks: int = Field(1, ge=1)
+    """Trainer processes of a policy."""
     batch_groups: int = Field(32, ge=1)
     """B: groups of a batch."""
     max_steps: int = Field(0, ge=0)
     """Versions after which the policy stops; 0: only the data's end stops it."""
     loss: str = "decoupled_ppo"
+    """Name of the loss plug-in."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the loss's own."""
     advantage: str = "group"
+    """Name of the advantage plug-in."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the advantage's own."""
     aggregation: str = "token-mean"
+    """How losses of tokens become the loss of a batch."""
     updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps of a batch; it is split by whole groups."""
     epochs: int = Field(1, ge=1)
+    """Passes over a batch."""
     lr: float = Field(1e-6, gt=0)
+    """Learning rate after warm-up."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates."""
     weight_decay: float = 0.0
+    """AdamW's weight decay."""
     max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
     micro_batch_tokens: int = Field(16384, ge=1)
+    """Tokens of one forward pass at most."""
     precision: Literal["fp32", "bf16"] = "bf16"
+    """Arithmetic of forward and backward pass."""
     zero_stage: int = Field(1, ge=0, le=3)
+    """DeepSpeed's ZeRO stage."""
     checkpoint_every: int = Field(10, ge=1)
+    """Versions between two checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints that are kept."""
     full_every: int = Field(20, ge=1)
     """A full snapshot of the weights every so many versions."""
     last_batch: Literal["train", "drop"] = "train"
+    """What happens with a last short batch."""
     threads: int = 1
+    """Threads of a trainer process."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backend's own (for DeepSpeed: merged into its configuration)."""
 
@@ -164,14 +217,21 @@ class EvalConfig(Section):
     """``[eval]``: evaluation tasks on a held-out set every so many versions, at the start and at the end."""
 
     dataset: str = ""
+    """Held-out rows, read as the stream's dataset is; empty: no evaluation."""
     every: int = Field(0, ge=0)
+    """Versions between two evaluations; 0: at the start and at the end only."""
     samples: int = Field(1, ge=1)
+    """Completions of each row."""
     temperature: float = 1.0
+    """Sampling temperature of evaluation tasks."""
     limit: int = Field(0, ge=0)
+    """Rows used at most; 0: all."""
     suite: str = "heldout"
+    """Name under which results are reported."""
     reward: str = ""
     """Empty: the reward of the stream."""
     priority: Literal["after", "before"] = "after"
+    """Whether evaluation tasks go out after or before training tasks."""
 
 
 class OperatorConfig(BaseModel):
@@ -194,12 +254,17 @@ class PolicyConfig(Section):
     max_staleness: int = Field(-1, ge=-1)
     """A: hard bound in versions; -1: ceil(depth) + lag."""
     lag: int = Field(0, ge=0)
+    """Versions that a worker may be behind when it starts to sample."""
     ahead: int = Field(1, ge=0)
     """Batches that may be composed ahead of the trainer; 0 at depth 0."""
     mode: Literal["wait", "drop"] = "wait"
+    """Whether a batch waits for a group that would grow too old, or drops it."""
     replay: float = Field(0.0, ge=0, lt=1)
+    """Share of replayed groups in a batch."""
     extra_groups: int = Field(0, ge=0)
+    """Groups admitted beyond what batches need."""
     trainer: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[trainer]`` that differ for this policy."""
 
     def staleness_bound(self) -> int:
         """A in force: ``lag`` at depth 0 whatever is set, else ``max_staleness`` or its default."""
@@ -216,25 +281,41 @@ class StreamConfig(Section):
     """``[streams.S]``: prompt source, workflow and group size; may train several policies."""
 
     dataset: str
+    """File or folder with the rows."""
     format: Literal["auto", "jsonl", "parquet", "huggingface"] = "auto"
+    """How to read it; ``auto`` goes by the name."""
     prompt_column: str = "prompt"
+    """Column with the prompt: text or chat messages."""
     answer_column: str = "answer"
+    """Column with what the reward compares with; may be missing."""
     id_column: str = ""
+    """Column with the prompt's id; empty: a digest of the row."""
     reward_column: str = ""
+    """Column that names the row's reward; empty: ``reward`` for all."""
     reward: str = "exact_match"
+    """Name of the reward plug-in."""
     reward_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the reward's own."""
     workflow: str = "single_turn"
+    """Name of the workflow plug-in."""
     policies: list[str] = Field(default_factory=list)
     """Empty: all policies."""
     group_size: int = Field(8, ge=1)
+    """G: completions of one prompt."""
     extra_replicas: int = Field(0, ge=0)
+    """k: tasks beyond G; the group closes with the first G usable."""
     min_members: int = Field(2, ge=1)
+    """Usable members with which a group closes at its deadline."""
     retries: int = Field(1, ge=0)
+    """Times that a failed group is admitted again."""
     epochs: int = Field(0, ge=0)
     """0: without end."""
     shuffle: bool = True
+    """Another order in every epoch, by the seed."""
     on_bad_row: Literal["fail", "dead-letter"] = "fail"
+    """Refuse to start, or name the row in a dead letter and go on."""
     pacing: str = "any"
+    """Which policies must have room: ``any``, ``all``, or one policy's name."""
 
 
 class RunConfig(Section):
