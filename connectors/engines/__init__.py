@@ -1,1 +1,1 @@
-"""Generation engines behind one Protocol: tokens and log-probs out, abort with the partial, weights in."""
+"""Engines that sample tokens from a policy, behind one Protocol (``engine.py``): transformers for a laptop, scripted for tests."""
