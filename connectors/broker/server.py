@@ -1,0 +1,315 @@
+"""The shell of the local broker: sockets, clocks, files, signals; nothing here knows what a request means.
+
+One thread and one selector loop. Requests are read straight into the buffer that is written to the log, and fetched
+batches go from file to socket by `sendfile`, so payload bytes never pass through Python. Requests of one connection are
+answered in order.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from types import FrameType
+
+from headrace.connectors.broker.api.call import Call
+from headrace.connectors.broker.broker import Broker, Times
+from headrace.connectors.broker.dispatch import dispatch
+from headrace.connectors.broker.storage import FileSlice
+from headrace.connectors.broker.wire import Body, MalformedRequest
+
+_SCRATCH = 1 << 16
+_LARGEST_REQUEST = 100 << 20
+_READ_TURN = 4 << 20
+"""Bytes read from one connection before the others get their turn."""
+_TICK = 0.05
+_MSG_MORE = getattr(socket, "MSG_MORE", 0)
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+def clocks() -> Times:
+    """The time now."""
+    return Times(time.monotonic(), time.time_ns() // 1_000_000)
+
+
+class Connection:
+    """One client: partly read requests, requests that wait for their turn, and bytes that wait for the socket."""
+
+    def __init__(self, server: Server, sock: socket.socket) -> None:
+        self._server = server
+        self.socket = sock
+        self._head = bytearray()
+        self._frame: bytearray | None = None
+        self._filled = 0
+        self._waiting: deque[bytearray] = deque()
+        self._owed: Call | None = None
+        self._out: deque[bytes | bytearray | memoryview | FileSlice] = deque()
+        self._events = _READ
+        self.closed = False
+
+    # ---- reading
+
+    def readable(self, scratch: bytearray) -> None:
+        """Take what the socket has; raises `OSError` or `EOFError` when the client is gone."""
+        taken = 0
+        while taken < _READ_TURN and not self.closed:
+            try:
+                size, expected = self._receive(scratch)
+            except BlockingIOError:
+                return
+            if size == 0:
+                raise EOFError
+            taken += size
+            self._run_waiting()
+            if size < expected:
+                return
+
+    def _receive(self, scratch: bytearray) -> tuple[int, int]:
+        """One system call; returns (bytes read, bytes there was room for)."""
+        frame = self._frame
+        if frame is not None:
+            with memoryview(frame) as view:
+                size = self.socket.recv_into(view[self._filled :])
+            expected = len(frame) - self._filled
+            self._filled += size
+            if self._filled == len(frame):
+                self._waiting.append(frame)
+                self._frame = None
+            return size, expected
+        size = self.socket.recv_into(scratch)
+        self._split(memoryview(scratch)[:size])
+        return size, len(scratch)
+
+    def _split(self, data: memoryview) -> None:
+        """Cut received bytes into requests; the last may be incomplete."""
+        position = 0
+        if self._head:
+            position = min(4 - len(self._head), len(data))
+            self._head += data[:position]
+        while True:
+            if len(self._head) == 4:
+                size = int.from_bytes(self._head)
+                self._head.clear()
+            elif not self._head and len(data) - position >= 4:
+                size = int.from_bytes(data[position : position + 4])
+                position += 4
+            else:
+                self._head += data[position:]
+                return
+            if not 8 <= size <= _LARGEST_REQUEST:
+                raise MalformedRequest(f"a request of {size} bytes")
+            piece = data[position : position + size]
+            position += len(piece)
+            frame = bytearray(size) if len(piece) < size else bytearray(piece)
+            if len(piece) < size:
+                frame[: len(piece)] = piece
+                self._frame, self._filled = frame, len(piece)
+                return
+            self._waiting.append(frame)
+
+    def _run_waiting(self) -> None:
+        """Handle complete requests, one after the other; a parked fetch gives way to the request behind it."""
+        while self._waiting and not self._out and not self.closed:
+            if self._owed is not None:
+                if self._owed.hurry is None:
+                    return
+                self._owed.hurry()
+                continue
+            request = self._waiting.popleft()
+            self._owed = dispatch(self._server.broker, memoryview(request), self._send)
+
+    # ---- writing
+
+    def _send(self, pieces: Body) -> None:
+        was_owed = self._owed is not None
+        self._owed = None
+        if self.closed:
+            return
+        self._out.extend(pieces)
+        try:
+            self._flush()
+        except OSError:
+            self._server.drop(self)
+            return
+        if was_owed and self._waiting:
+            self._server.resume(self)
+
+    def _flush(self) -> None:
+        out = self._out
+        try:
+            while out:
+                first = out[0]
+                if isinstance(first, FileSlice):
+                    self._send_slice(first)
+                else:
+                    self._send_bytes()
+        except BlockingIOError:
+            pass
+        self._watch(_WRITE if out else _READ)
+
+    def _send_bytes(self) -> None:
+        """Send the byte pieces at the front in one call, and keep what did not fit."""
+        out = self._out
+        pieces: list[bytes | bytearray | memoryview] = []
+        for piece in out:
+            if isinstance(piece, FileSlice):
+                break
+            pieces.append(piece)
+            if len(pieces) == 64:
+                break
+        sent = self.socket.sendmsg(pieces, [], _MSG_MORE if len(out) > len(pieces) else 0)
+        for piece in pieces:
+            if sent < len(piece):
+                out[0] = memoryview(piece)[sent:]
+                return
+            sent -= len(piece)
+            out.popleft()
+
+    def _send_slice(self, piece: FileSlice) -> None:
+        source = piece.file.fileno()
+        if source < 0:
+            self._out[0] = piece.file.read(piece.position, piece.size)
+            return
+        sent = os.sendfile(self.socket.fileno(), source, piece.position, piece.size)
+        if sent == 0:
+            raise OSError(f"the file ends before byte {piece.position + piece.size}")
+        if sent < piece.size:
+            self._out[0] = FileSlice(piece.file, piece.position + sent, piece.size - sent)
+        else:
+            self._out.popleft()
+
+    def writable(self) -> None:
+        """The socket takes bytes again."""
+        self._flush()
+        if not self._out:
+            self._run_waiting()
+
+    def run_waiting(self) -> None:
+        """Go on with requests that waited for a parked one."""
+        self._run_waiting()
+
+    def _watch(self, events: int) -> None:
+        """Read while nothing waits to be sent, else only write: a client that does not read is not served further."""
+        if events != self._events:
+            self._events = events
+            self._server.watch(self, events)
+
+    def close(self) -> None:
+        """Forget the client."""
+        self.closed = True
+        if self._owed is not None and self._owed.cancel is not None:
+            self._owed.cancel()
+        self._owed = None
+        self._out.clear()
+        self.socket.close()
+
+
+class Server:
+    """Listens on `host`:`port` (0 chooses a free port) and runs one broker until `stop`.
+
+    Raises `OSError` when the port cannot be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server((host, port), backlog=512)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: set[Connection] = set()
+        self._resumed: list[Connection] = []
+        self._stopping = False
+        self._parent: int | None = None
+        self.broker: Broker
+
+    def stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        """End `serve` soon; also a signal handler."""
+        self._stopping = True
+
+    def serve(self, broker: Broker, exit_with_parent: bool = False) -> None:
+        """Answer clients until `stop`, SIGTERM or SIGINT, or the death of the parent process if asked."""
+        self.broker = broker
+        self._parent = os.getppid() if exit_with_parent else None
+        self._selector.register(self._listener, _READ, None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+        scratch = bytearray(_SCRATCH)
+        next_tick = 0.0
+        while not self._stopping:
+            deadline = broker.waiting.next_deadline()
+            wake = next_tick if deadline is None else min(next_tick, deadline)
+            events = self._selector.select(max(0.0, wake - time.monotonic()))
+            times = broker.times = clocks()
+            for key, mask in events:
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._guarded(key.data, mask, scratch)
+            broker.waiting.answer_marked()
+            broker.waiting.expire(times.now)
+            if times.now >= next_tick:
+                next_tick = times.now + _TICK
+                broker.tick(times)
+                broker.waiting.answer_marked()
+                self._stopping = self._stopping or (self._parent is not None and os.getppid() != self._parent)
+            while self._resumed:
+                self._guarded(self._resumed.pop(), 0, scratch)
+        self._close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(self, sock)
+        self._connections.add(connection)
+        self._selector.register(sock, _READ, connection)
+
+    def _guarded(self, connection: Connection, mask: int, scratch: bytearray) -> None:
+        """Serve one connection; whatever a request brings up ends that connection, never the broker."""
+        if connection.closed:
+            return
+        try:
+            if mask & _WRITE:
+                connection.writable()
+            elif mask & _READ:
+                connection.readable(scratch)
+            else:
+                connection.run_waiting()
+        except (OSError, EOFError):
+            self.drop(connection)
+        except (MalformedRequest, struct.error, IndexError, UnicodeDecodeError) as error:
+            print(f"closed a connection: {error}", file=sys.stderr, flush=True)
+            self.drop(connection)
+        except Exception:  # the request seam: a fault in one handler must not take the other clients down
+            traceback.print_exc()
+            self.drop(connection)
+
+    def watch(self, connection: Connection, events: int) -> None:
+        """Wait for other events of a connection."""
+        self._selector.modify(connection.socket, events, connection)
+
+    def resume(self, connection: Connection) -> None:
+        """Handle a connection's waiting requests after the events at hand."""
+        self._resumed.append(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """Forget a connection."""
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._selector.unregister(connection.socket)
+            connection.close()
+
+    def _close(self) -> None:
+        for connection in list(self._connections):
+            self.drop(connection)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._selector.close()
