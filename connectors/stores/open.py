@@ -3,8 +3,9 @@
 Goes in: ``s3://bucket/prefix``, ``file:///folder``, a path, or the run's settings; comes out: an ``ObjectStore``.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from headrace.connectors.stores.local import LocalStore
@@ -42,7 +43,7 @@ def open_store(
     return _open(url, options, durable)
 
 
-def _open(text: str, options: dict[str, object], durable: bool) -> ObjectStore:
+def _open(text: str, options: Mapping[str, Any], durable: bool) -> ObjectStore:
     if "://" not in text:
         return LocalStore(text, durable=durable)
     parts = urlsplit(text)
@@ -52,4 +53,4 @@ def _open(text: str, options: dict[str, object], durable: bool) -> ObjectStore:
         raise StoreRefused(f"store {text!r} is not understood: give s3://bucket/prefix, file:///folder or a path")
     from headrace.connectors.stores.s3 import S3Store
 
-    return S3Store(parts.netloc, parts.path, **options)  # type: ignore[arg-type]
+    return S3Store(parts.netloc, parts.path, **options)

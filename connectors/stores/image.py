@@ -1,0 +1,228 @@
+"""Rebuilds the weights of a version from the store, verified to the last bit before anybody sees them.
+
+Goes in: a chain, a version and perhaps the image that is loaded; comes out: a new image whose root digest is the
+manifest's. Every manifest, head and table of the plan is checked before the first element changes, every payload
+before it is applied, every segment after it; the image that came in is never touched, so a crash leaves it whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.connectors.stores.chain import Chain, Hop, Link, MissingLink
+from headrace.connectors.stores.store import NoSuchKey
+from headrace.schemas.delta_codec import apply_frame
+from headrace.schemas.delta_layout import DeltaCorrupt, Layout
+from headrace.schemas.delta_manifest import ShardRef
+from headrace.schemas.delta_shard import FULL, FrameRow, SegmentRow, ShardHead, digest_of, root_of, unpack_head
+from headrace.schemas.delta_steps import Kernels, kernels_for
+
+__all__ = ("Image", "load_image")
+
+_WHOLE = 8 << 20
+_WINDOW = 16 << 20
+_TRIES = 3
+_PARALLEL_ABOVE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The verified weights of a version: its link, layout, all bytes (uint8 [nbytes], read-only) and segment digests.
+
+    bytes_read, hops: what loading it took.
+    """
+
+    link: Link
+    layout: Layout
+    data: NDArray[np.uint8]
+    digests: tuple[bytes, ...]
+    bytes_read: int
+    hops: int
+
+    @property
+    def version(self) -> int:
+        """The version."""
+        return self.link.version
+
+    @property
+    def root_digest(self) -> str:
+        """The digest of the image."""
+        return self.link.manifest.root_digest
+
+
+class _HopFailed(Exception):
+    """A hop of the plan is unusable, or (``on_base``) the result on the given base was wrong."""
+
+    def __init__(self, hop: Hop, *, on_base: bool = False) -> None:
+        super().__init__(str(hop))
+        self.hop = hop
+        self.on_base = on_base
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    hop: int
+    ref: ShardRef
+    head: ShardHead
+    body: bytes | None
+
+
+def load_image(
+    chain: Chain, version: int, base: Image | None = None, without: Sequence[tuple[int, bool]] = ()
+) -> Image:
+    """The weights of a version: by deltas on ``base`` or from a full, whichever is cheaper.
+
+    An object that is missing or stays damaged is left out and the way planned again; a result that is wrong on
+    ``base`` is built again from a full. without: hops (version, full) not to use. Raises MissingLink when no way is
+    left, NoSuchKey when the version is not committed, and the store's errors (then repeat the call).
+    """
+    unusable = set(without)
+    trouble: BaseException | None = None
+    while True:
+        known = (base.version, base.link.sha256) if base is not None else None
+        try:
+            plan = chain.plan(version, known, unusable)
+        except MissingLink as error:
+            raise error from trouble
+        if base is not None and not plan:
+            return base
+        try:
+            return _Loading(chain, plan, base).image()
+        except _HopFailed as failed:
+            trouble = failed.__cause__ or failed
+            if failed.on_base:
+                base = None
+            else:
+                unusable.add((failed.hop.link.version, failed.hop.full))
+
+
+class _Loading:
+    """One try of one plan."""
+
+    def __init__(self, chain: Chain, plan: Sequence[Hop], base: Image | None) -> None:
+        self._store = chain.store
+        self._map = chain.pool.map if sum(hop.cost for hop in plan) > _PARALLEL_ABOVE else map
+        self._plan = plan
+        self._base = None if plan[0].full else base
+        self._layout = chain.layout(plan[-1].link.manifest.layout_digest)
+        self._kernels: Kernels = kernels_for(self._layout.nbytes)
+        self._bytes_read = 0
+
+    def image(self) -> Image:
+        """Open and check the whole plan, then build the image."""
+        shards = list(self._map(self._open, *zip(*self._requests(), strict=True)))
+        digests, last = self._checked(shards)
+        data = np.empty(self._layout.nbytes, np.uint8) if self._base is None else self._base.data.copy()
+        for number in range(len(self._plan)):
+            jobs = [job for shard in shards if shard.hop == number for job in self._jobs(shard)]
+            run = partial(self._apply, data, digests, last)
+            for nbytes in self._map(run, *zip(*jobs, strict=True)) if jobs else ():
+                self._bytes_read += nbytes
+        data.flags.writeable = False
+        return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
+
+    def _requests(self) -> list[tuple[int, ShardRef]]:
+        return [(number, ref) for number, hop in enumerate(self._plan) for ref in hop.refs]
+
+    def _open(self, number: int, ref: ShardRef) -> _Shard:
+        """Fetch an object's head (a small object whole) and check it against the manifest."""
+        hop = self._plan[number]
+        whole = ref.nbytes <= _WHOLE
+        try:
+            for _ in range(_TRIES):
+                data = self._store.get(ref.key, 0, ref.nbytes if whole else ref.head)
+                if len(data) >= ref.head and digest_of(memoryview(data)[: ref.head]).hex() == ref.digest:
+                    break
+            else:
+                raise DeltaCorrupt(f"{self._store.url}: head of {ref.key} does not have digest {ref.digest}")
+            head = unpack_head(memoryview(data)[: ref.head], self._layout)
+            manifest = hop.link.manifest
+            parent = manifest.parent if not hop.full else -1
+            if (head.kind == FULL, head.version, head.parent) != (hop.full, manifest.version, parent):
+                raise DeltaCorrupt(f"{self._store.url}: {ref.key} is not the {hop}")
+            if head.nbytes != ref.nbytes or head.ranks != len(hop.refs):
+                raise DeltaCorrupt(f"{self._store.url}: {ref.key} is not the object that its manifest names")
+        except (NoSuchKey, DeltaCorrupt) as error:
+            raise _HopFailed(hop) from error
+        self._bytes_read += len(data)
+        return _Shard(number, ref, head, data if whole else None)
+
+    def _checked(self, shards: Sequence[_Shard]) -> tuple[list[bytes], dict[int, int]]:
+        """The digests of all segments after the plan, and the last hop that touches each segment.
+
+        Every version on the way must come out at the root digest of its manifest.
+        """
+        digests = list(self._base.digests) if self._base is not None else [b""] * len(self._layout.segments)
+        last: dict[int, int] = {}
+        for number, hop in enumerate(self._plan):
+            mine = [shard for shard in shards if shard.hop == number]
+            rows = [row for shard in mine for row in shard.head.segments]
+            indices = {row.index for row in rows}
+            for row in rows:
+                digests[row.index] = row.digest
+                last[row.index] = number
+            twice = len(indices) != len(rows) or len({shard.head.rank for shard in mine}) != len(mine)
+            missing = hop.full and len(indices) != len(self._layout.segments)
+            foreign = hop.link.manifest.layout_digest != self._layout.digest
+            if twice or missing or foreign or root_of(digests) != hop.link.manifest.root_digest:
+                problem = DeltaCorrupt(f"{self._store.url}: the {hop} does not lead to its root digest")
+                raise _HopFailed(hop, on_base=number == 0 and self._base is not None) from problem
+        return digests, last
+
+    def _jobs(self, shard: _Shard) -> Iterator[tuple[_Shard, list[SegmentRow]]]:
+        """The segments of an object in runs of about 16 MB of payload, each fetched by one request."""
+        run: list[SegmentRow] = []
+        nbytes = 0
+        for row in shard.head.segments:
+            run.append(row)
+            nbytes += sum(frame.length for frame in row.frames)
+            if nbytes >= _WINDOW:
+                yield shard, run
+                run, nbytes = [], 0
+        if run:
+            yield shard, run
+
+    def _apply(
+        self,
+        data: NDArray[np.uint8],
+        digests: Sequence[bytes],
+        last: dict[int, int],
+        shard: _Shard,
+        rows: list[SegmentRow],
+    ) -> int:
+        """Verify and apply a run of segments; the bytes that were fetched for it."""
+        hop = self._plan[shard.hop]
+        start, end = rows[0].frames[0].offset, rows[-1].frames[-1].offset + rows[-1].frames[-1].length
+        try:
+            if shard.body is None:
+                body, origin = memoryview(self._store.get(shard.ref.key, start, end)), start
+            else:
+                body, origin = memoryview(shard.body), 0
+            for row in rows:
+                elements = self._layout.elements(data, self._layout.segments[row.index])
+                for frame in row.frames:
+                    payload = self._payload(shard.ref.key, frame, body[frame.offset - origin :][: frame.length])
+                    apply_frame(payload, elements[frame.start : frame.start + frame.count], self._kernels)
+        except (NoSuchKey, DeltaCorrupt) as error:
+            raise _HopFailed(hop) from error
+        for row in rows:
+            if last[row.index] == shard.hop:
+                elements = self._layout.elements(data, self._layout.segments[row.index])
+                if digest_of(elements) != digests[row.index]:
+                    problem = DeltaCorrupt(f"{self._store.url}: segment {row.index} is wrong after the {hop}")
+                    raise _HopFailed(hop, on_base=self._base is not None) from problem
+        return 0 if shard.body is not None else end - start
+
+    def _payload(self, key: str, frame: FrameRow, payload: memoryview) -> memoryview:
+        """The payload, fetched again by its range when its digest is wrong."""
+        for attempt in range(_TRIES):
+            if attempt:
+                payload = memoryview(self._store.get(key, frame.offset, frame.offset + frame.length))
+            if len(payload) == frame.length and digest_of(payload) == frame.digest:
+                return payload
+        raise DeltaCorrupt(
+            f"{self._store.url}: bytes {frame.offset} to {frame.offset + frame.length} of {key} are damaged"
+        )

@@ -1,0 +1,164 @@
+"""Brings published weights to a worker: follows the chain of a policy and keeps verified weights on the host.
+
+Goes in: a store, a run and a policy (and announcements as hints); comes out: snapshots of whole, verified versions. The
+loaded version advances only after the root digest matched; a snapshot never changes once it is handed out, so an engine
+may install it while the next version is being fetched.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from headrace.connectors.stores.chain import Chain, MissingLink, NothingCommitted
+from headrace.connectors.stores.image import Image, load_image
+from headrace.connectors.stores.store import NoSuchKey, ObjectStore
+from headrace.schemas.delta_layout import DeltaCorrupt, Layout
+from headrace.schemas.delta_manifest import CommittedVersion
+
+__all__ = ("CheckedVersion", "Loaded", "Snapshot", "WeightReader", "verify_chain")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a fetch did: the version now loaded, whether it is another than before, and what that took.
+
+    bytes_read: bytes of weights objects fetched. hops: objects' versions applied (1 full counts one).
+    """
+
+    version: CommittedVersion
+    advanced: bool
+    bytes_read: int
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights of one version, verified.
+
+    version: what the store says of it. layout: the table. weights: name -> read-only array of raw bits, shaped (uint16
+    for bfloat16, else the numpy dtype); they stay valid and unchanged as long as they are held.
+    """
+
+    version: CommittedVersion
+    layout: Layout
+    weights: Mapping[str, NDArray[Any]]
+
+
+class WeightReader:
+    """Follows one policy of a run. Every method may be called from any thread; fetches run one at a time.
+
+    A fetch builds the new version in memory of its own beside the loaded one (twice the weights for that time) and
+    swaps when everything is verified: a crash, an exception or a damaged object leaves the loaded version as it is.
+    """
+
+    def __init__(self, store: ObjectStore, run: str, policy: str) -> None:
+        self._chain = Chain(store, run, policy)
+        self._fetching = threading.Lock()
+        self._image: Image | None = None
+
+    @property
+    def version(self) -> int:
+        """The loaded version; -1 before the first fetch."""
+        image = self._image
+        return -1 if image is None else image.version
+
+    def head_version(self, hint: int | None = None) -> int:
+        """The newest committed version in the store, -1 when there is none.
+
+        hint: a version announced on the topic ``deltas``; it saves listing what came before, and may be wrong. Raises
+        StoreUnavailable (ask again) and StoreRefused.
+        """
+        return self._chain.head_version(max(self.version, -1 if hint is None else hint))
+
+    def committed(self, version: int) -> CommittedVersion:
+        """What the store says of a version. Raises NoSuchKey, DeltaCorrupt and the store's errors."""
+        return self._chain.committed(version)
+
+    def fetch(self, version: int | None = None, manifest_sha256: str = "") -> Loaded:
+        """Load a version (None: the newest) and verify every byte of it; nothing to do when it is loaded.
+
+        manifest_sha256: the announced one; another manifest is refused. Raises NothingCommitted (retry later),
+        StoreUnavailable (retry), NoSuchKey when the version is not committed, DeltaCorrupt or MissingLink when it
+        cannot be rebuilt. Whatever is raised, the loaded version stays.
+        """
+        with self._fetching:
+            before = self._image
+            wanted = self.head_version() if version is None else version
+            if wanted < 0:
+                raise NothingCommitted(
+                    f"{self._chain.store.url}: nothing is committed under {self._chain.keys.root} yet; "
+                    "the trainer publishes version 0 when it starts"
+                )
+            self._chain.link(wanted, manifest_sha256)
+            image = load_image(self._chain, wanted, before)
+            advanced = image is not before
+            self._image = image
+            read, hops = (image.bytes_read, image.hops) if advanced else (0, 0)
+            return Loaded(self._chain.committed(image.version), advanced, read, hops)
+
+    def snapshot(self) -> Snapshot:
+        """The loaded weights. Raises NothingCommitted before the first fetch."""
+        image = self._image
+        if image is None:
+            raise NothingCommitted(f"no version of {self._chain.keys.root} is loaded: call fetch first")
+        version = image.link.manifest.committed(self._chain.keys, image.link.sha256)
+        return Snapshot(version, image.layout, image.layout.views(image.data))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedVersion:
+    """The verdict on one committed version.
+
+    version: its number. committed: what its manifest says, None when the manifest cannot be read. ways: what was
+    rebuilt and matched the root digest (``delta``, ``full``). problem: empty, or what is wrong.
+    """
+
+    version: int
+    committed: CommittedVersion | None
+    ways: tuple[str, ...]
+    problem: str
+
+    @property
+    def root_digest(self) -> str:
+        """The root digest by the manifest; empty when it cannot be read."""
+        return self.committed.root_digest if self.committed else ""
+
+
+def verify_chain(store: ObjectStore, run: str, policy: str) -> list[CheckedVersion]:
+    """Rebuild every committed version of a policy in every way the store offers, and compare root digests.
+
+    Versions in order; a version without a problem can be loaded bit for bit. Versions below the oldest full that were
+    pruned are no problem of the others. Raises the store's errors.
+    """
+    chain = Chain(store, run, policy)
+    return list(_checked(chain, chain.versions()))
+
+
+def _checked(chain: Chain, versions: list[int]) -> Iterator[CheckedVersion]:
+    image: Image | None = None
+    for version in versions:
+        try:
+            committed = chain.committed(version)
+            manifest = chain.link(version).manifest
+        except (DeltaCorrupt, NoSuchKey) as error:
+            image = None
+            yield CheckedVersion(version, None, (), str(error))
+            continue
+        ways: list[str] = []
+        problems: list[str] = []
+        found: Image | None = None
+        for way, refs in (("delta", manifest.delta), ("full", manifest.full)):
+            if not refs:
+                continue
+            other = (version, way == "delta")
+            base = image if way == "delta" else None
+            try:
+                found = load_image(chain, version, base, without=[other])
+                ways.append(way)
+            except (DeltaCorrupt, MissingLink, NoSuchKey) as error:
+                problems.append(f"{way}: {error.__cause__ or error}")
+        image = found
+        yield CheckedVersion(version, committed, tuple(ways), "; ".join(problems))
