@@ -42,7 +42,7 @@ class DeltaKeys:
 
     @property
     def latest(self) -> str:
-        """The hint object: the number of a committed version, possibly an old one."""
+        """The hint object: the number of a committed version, mostly not the newest."""
         return f"{self.root}/LATEST"
 
     def layout(self, digest: str) -> str:

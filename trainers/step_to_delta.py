@@ -29,6 +29,7 @@ from headrace.schemas.delta_steps import kernels_for
 __all__ = ("DeltaPublisher", "VersionTaken")
 
 _THREADS = min(8, os.cpu_count() or 1)
+_HINT_EVERY = 16
 
 
 class VersionTaken(DeltaError):
@@ -241,8 +242,9 @@ class DeltaPublisher:
         self._baseline = _Baseline(committed, attempt.data, attempt.digests)
         if self._spare is None and before is not None and before.data.flags.writeable:
             self._spare = before.data
-        with suppress(StoreError):  # A hint: readers that miss it list the manifests.
-            self._store.put(keys.latest, str(manifest.version).encode())
+        if manifest.full or manifest.version % _HINT_EVERY == 0:
+            with suppress(StoreError):  # A hint: it only shortens the listing of a reader that starts.
+                self._store.put(keys.latest, str(manifest.version).encode())
         return committed
 
     def _refuse(self, manifest: WeightManifest) -> NoReturn:
