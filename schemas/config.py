@@ -382,15 +382,16 @@ class RunConfig(Section):
 def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
     """A RunConfig from TOML files, later ones over earlier ones, and ``key=value`` overrides (dotted keys).
 
-    Raises ConfigurationError that names the file or key and, for an unknown key, the nearest valid one.
+    A run's ``config.json`` may stand for a file. Raises ConfigurationError that names the file or key and, for an unknown key, the nearest valid one.
     """
     data: dict[str, Any] = {}
     for file in files:
         try:
-            _merge(data, tomllib.loads(Path(file).read_text("utf-8")))
+            text = Path(file).read_text("utf-8")
+            _merge(data, json.loads(text) if str(file).endswith(".json") else tomllib.loads(text))
         except OSError as error:
             raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigurationError(f"{file} is not TOML: {error}") from error
     for override in overrides:
         _override(data, override)
