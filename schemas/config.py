@@ -382,7 +382,8 @@ class RunConfig(Section):
 def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
     """A RunConfig from TOML files, later ones over earlier ones, and ``key=value`` overrides (dotted keys).
 
-    A run's ``config.json`` may stand for a file. Raises ConfigurationError that names the file or key and, for an unknown key, the nearest valid one.
+    A run's ``config.json`` may stand for a file. Raises ConfigurationError that names the file or key and, for an
+    unknown key, the nearest valid one.
     """
     data: dict[str, Any] = {}
     for file in files:
