@@ -7,13 +7,24 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("Format", "command_group", "compositions", "print_json", "print_table", "tidy")
+__all__ = (
+    "Bootstrap",
+    "Folder",
+    "Format",
+    "Output",
+    "command_group",
+    "compositions",
+    "print_json",
+    "print_table",
+    "tidy",
+)
 
 
 class Format(StrEnum):
@@ -23,10 +34,19 @@ class Format(StrEnum):
     json = "json"
 
 
+Folder = Annotated[Path, typer.Argument(help="The run's folder, such as runs/ID.")]
+Output = Annotated[Format, typer.Option("--format", help="text for people, or one JSON value for programs.")]
+Bootstrap = Annotated[str, typer.Option(help="HOST:PORT of the run's Kafka, where it is not the configured one.")]
+
+
 def command_group(help_text: str) -> typer.Typer:
     """A Typer application with the settings that all subcommands share."""
     return typer.Typer(
-        help=help_text, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+        help=help_text,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
     )
 
 

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 import typer
 
 from headrace.pipeline.cli.arguments import tidy
-from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_SUPERSEDED, ConfigurationError
-from headrace.schemas.errors import HeadraceError, Superseded
+from headrace.schemas.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILURE,
+    EXIT_SUPERSEDED,
+    ConfigurationError,
+    HeadraceError,
+    Superseded,
+)
 
 __all__ = ("COMMANDS", "main")
 

@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--noise", type=float, default=0.9)
+    parser.add_argument("--noise", type=float, default=0.7)
     arguments = parser.parse_args()
     began = time.monotonic()
     torch.set_num_threads(1)

@@ -1,0 +1,219 @@
+"""One run from its first process to its report: starts the parts, watches them, ends them, leaves the run folder.
+
+The launcher takes no part in the data's way; when it dies, parts notice and stop, and a new one goes on (``resume``).
+It guarantees that no process of the run outlives it, whichever way it ends.
+"""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.lifetime import StopSignal
+from headrace.pipeline.launch.display import Display
+from headrace.pipeline.launch.folder import RunFolder, Session
+from headrace.pipeline.launch.local_broker import forget_live, note_live, start_broker
+from headrace.pipeline.launch.memory import MemorySampler
+from headrace.pipeline.launch.parts import parts_of
+from headrace.pipeline.launch.prepare import create_topics, warm_start
+from headrace.pipeline.launch.supervisor import Supervisor
+from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
+from headrace.schemas.codec import to_plain
+from headrace.schemas.config import RunConfig, dump_config
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import EvalResult, Step
+
+__all__ = ("Launcher", "Stalled")
+
+ALARM_SECONDS = 30.0
+"""Time without progress after which the launcher says what the run waits for."""
+_GRACE_SECONDS = 20.0
+_SOURCE_GRACE_SECONDS = 5.0
+
+
+class Stalled(HeadraceError):
+    """Nothing has moved for ``run.patience_seconds``."""
+
+
+class Launcher:
+    """Runs one session of a run. Use as a context manager: leaving it ends every process."""
+
+    def __init__(
+        self, config: RunConfig, *, resume: bool, rollback: int, command: Sequence[str], display: Display
+    ) -> None:
+        self.config = config
+        self.folder = RunFolder.of(config)
+        self._resume = resume
+        self._rollback = rollback
+        self._command = shlex.join(command)
+        self._display = display
+        self._began = time.monotonic()
+        self._started = time.time()
+        self._outcome = "failed"
+        self._stop = StopSignal()
+        run = config.run
+        self._supervisor = Supervisor(
+            self.folder.logs, max_restarts=run.max_restarts, window_seconds=run.restart_window_seconds
+        )
+        self._memory = MemorySampler(lambda: [_own_pid(), *self._supervisor.pids()])
+
+    def __enter__(self) -> "Launcher":
+        self.folder.create()
+        dump_config(self.config, self.folder.config)
+        self._stop.listen(with_parent=False)
+        self._memory.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_parts()
+        self._supervisor.stop(["broker"], grace_seconds=_GRACE_SECONDS)
+        forget_live(self.folder)
+
+    def run(self, write_report: Callable[[RunFolder, Connection], None]) -> str:
+        """Run to the end; returns ``finished`` or ``interrupted``. Raises HeadraceError with the reason of a failure.
+
+        ``write_report`` is called once the parts have ended, while the topics can still be read.
+        """
+        warm_start(self.config, sys.executable, self._display.note, self._stop.is_set)
+        if self._stop.is_set():
+            return self._ended("interrupted")
+        bootstrap = self.config.kafka.bootstrap
+        if not bootstrap:
+            bootstrap = start_broker(self._supervisor, self.folder.broker)
+            self._display.note(f"local broker at {bootstrap} (single node, loopback, unreplicated)")
+        note_live(self.folder, bootstrap)
+        connection = Connection.of(self.config.kafka, self.config.run.id, bootstrap)
+        connection.wait_for_broker()
+        create_topics(self.config, connection, resume=self._resume)
+        for part in parts_of(self.config, self.folder.config, bootstrap, rollback=self._rollback):
+            self._supervisor.start(part)
+        try:
+            self._ended(self._watch(connection))
+        finally:
+            self._end_parts()
+            self._note_session()
+            write_report(self.folder, connection)
+        return self._outcome
+
+    def _watch(self, connection: Connection) -> str:
+        metrics = _MetricsLog(self.folder.metrics)
+        follower = Follower(connection, metrics.take)
+        alarmed, sources_since = False, 0.0
+        try:
+            while True:
+                if self._stop.is_set():
+                    self._display.note(f"{self._stop.reason}: stopping all parts")
+                    return "interrupted"
+                for message in self._supervisor.check():
+                    self._display.note(message)
+                follower.poll(0.2)
+                follower.count(2.0)
+                self._show(follower)
+                left = [name for name in self._supervisor.running() if name != "broker"]
+                if not left:
+                    follower.poll(1.0)
+                    self._show(follower)
+                    return "finished"
+                if set(left) == set(self._supervisor.running("source")):
+                    sources_since = sources_since or time.monotonic()
+                    if time.monotonic() - sources_since > _SOURCE_GRACE_SECONDS:
+                        self._supervisor.stop(left, grace_seconds=_GRACE_SECONDS)
+                alarmed = self._alarm(follower, left, alarmed)
+        finally:
+            metrics.close(follower)
+            follower.close()
+
+    def _show(self, follower: Follower) -> None:
+        seconds = time.monotonic() - self._began
+        lines = [
+            line_of(
+                figures,
+                seconds=seconds,
+                rollouts=follower.rollouts,
+                per_second=follower.rollouts_per_second,
+                dead_letters=follower.dead_letters,
+            )
+            for figures in figures_of(self.config, follower.tally)
+        ]
+        self._display.update(lines)
+
+    def _alarm(self, follower: Follower, left: list[str], alarmed: bool) -> bool:
+        """Say what a run that stands still waits for, once; give up after the configured patience."""
+        still = time.monotonic() - follower.last_progress
+        if still < ALARM_SECONDS:
+            return False
+        reason = waits_for(
+            self.config,
+            follower.tally,
+            now_ms=int(time.time() * 1000),
+            troubled=self._supervisor.troubled(),
+            running=left,
+        )
+        if not alarmed:
+            self._display.note(f"nothing has moved for {still:.0f} s: {reason}")
+        if still > self.config.run.patience_seconds:
+            raise Stalled(
+                f"nothing has moved for {still:.0f} s (run.patience_seconds): {reason}. Logs are in {self.folder.logs}"
+            )
+        return True
+
+    def _ended(self, outcome: str) -> str:
+        self._outcome = outcome
+        return outcome
+
+    def _end_parts(self) -> None:
+        names = [name for name in self._supervisor.all_names() if name != "broker"]
+        killed = self._supervisor.stop(names, grace_seconds=_GRACE_SECONDS)
+        if killed:
+            self._display.note(f"killed after {_GRACE_SECONDS:g} s: {', '.join(killed)}")
+
+    def _note_session(self) -> None:
+        self._memory.stop()
+        self.folder.add_session(
+            Session(
+                started=self._started,
+                wall_seconds=round(time.monotonic() - self._began, 3),
+                peak_memory_bytes=self._memory.peak_bytes,
+                memory_kind=self._memory.kind,
+                outcome=self._outcome,
+                command=self._command,
+            )
+        )
+
+
+class _MetricsLog:
+    """``metrics.jsonl``: a line for each step and evaluated version, written anew from the topics at every start."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def take(self, record: Step | EvalResult) -> None:
+        """Write a step; evaluations are written together at the end of a session."""
+        if isinstance(record, Step):
+            plain = to_plain(record)
+            del plain["sources"]
+            self._write({"kind": "step", **plain})
+
+    def close(self, follower: Follower) -> None:
+        """Write the evaluated versions and close the file."""
+        for index, policy in sorted(follower.tally.policies.items()):
+            for version, accuracy, samples in policy.accuracies():
+                line = {"kind": "eval", "policy": index, "version": version, "accuracy": accuracy, "samples": samples}
+                self._write(line)
+        self._file.close()
+
+    def _write(self, value: dict[str, object]) -> None:
+        self._file.write(json.dumps(value) + "\n")
+        self._file.flush()
+
+
+def _own_pid() -> int:
+    import os
+
+    return os.getpid()

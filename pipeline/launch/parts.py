@@ -1,0 +1,107 @@
+"""Which processes a run consists of, and with which command and environment each is started.
+
+A pure function of the configuration; the supervisor turns parts into processes. Names of parts are the instance names
+of protocol 2: a part that is started again takes over where it was.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.schemas.config import RunConfig
+
+__all__ = ("Part", "broker_part", "parts_of")
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
+"""Defaults for every part: one thread, nothing from the network, logs as they come. A person's own settings win."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One supervised process. ``role``: broker, operators, source, rollout or trainer."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def full_environment(self) -> dict[str, str]:
+        """This process's environment over the defaults, the part's own settings over both."""
+        return {**_ENVIRONMENT, **os.environ, **self.environment}
+
+
+def broker_part(data: Path, port: int) -> Part:
+    """The local broker over a folder; port 0 takes a free one and prints ``ready PORT``."""
+    return Part(
+        name="broker",
+        role="broker",
+        command=_module("headrace.connectors.broker", "--data", str(data), "--port", str(port), "--exit-with-parent"),
+    )
+
+
+def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: int = -1) -> list[Part]:
+    """Operators, sources, trainers and rollout workers of a run, in the order in which they are started.
+
+    ``rollback``: the version that trainers go back to first (protocol 8), -1 for none.
+    """
+    common = ("--config", str(config_file), "--bootstrap", bootstrap, "--exit-with-parent")
+    parts = [
+        Part(
+            name="operators-0",
+            role="operators",
+            command=_module(
+                "headrace.pipeline.runtime", *common, "--instance", "operators-0", "--stages", "schedule,assemble,batch"
+            ),
+        )
+    ]
+    for stream in config.streams:
+        name = f"source-{stream}"
+        command = _module("headrace.pipeline.dataset_to_prompt", *common, "--instance", name, "--stream", stream)
+        parts.append(Part(name=name, role="source", command=command))
+    for policy in config.policies:
+        parts.append(_trainer(config, policy, common, rollback))
+    for number in range(config.rollout.workers):
+        name = f"rollout-{number}"
+        command = _module("headrace.pipeline.task_to_trajectory", *common, "--instance", name)
+        threads = {"OMP_NUM_THREADS": str(config.rollout.threads)}
+        parts.append(Part(name=name, role="rollout", command=command, environment=threads))
+    return parts
+
+
+def _trainer(config: RunConfig, policy: str, common: tuple[str, ...], rollback: int) -> Part:
+    trainer = config.trainer_of(policy)
+    name = f"trainer-{policy}"
+    words: tuple[str, ...] = ("headrace.trainers", *common, "--instance", name, "--policy", policy)
+    if rollback >= 0:
+        words = (*words, "--from", str(rollback))
+    if trainer.ranks > 1:
+        launcher = ("--standalone", "--nproc-per-node", str(trainer.ranks), "--max-restarts", "0", "-m")
+        command = _module("torch.distributed.run", *launcher, *words)
+    else:
+        command = _module(*words)
+    environment = {"OMP_NUM_THREADS": str(trainer.threads)}
+    if not _has_gpu():
+        environment["DS_ACCELERATOR"] = "cpu"
+    return Part(name=name, role="trainer", command=command, environment=environment)
+
+
+def _has_gpu() -> bool:
+    """Whether an NVIDIA device is visible; asks the system, not torch, which takes seconds to load."""
+    return Path("/proc/driver/nvidia/version").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)

@@ -1,0 +1,184 @@
+"""From a person's words to a run that can start: id, folder, placeholders, warm start, topics, the manifest record.
+
+``{folder}`` in models and in the warm start's command stands for the run folder, ``{here}`` in datasets for the folder
+of the configuration file, so that a recipe runs from anywhere. Every step may be repeated: a resumed run comes here too.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.model_folder import tokenizer_digest
+from headrace.pipeline.launch.folder import RunFolder
+from headrace.schemas.codec import encode, headers_of
+from headrace.schemas.config import RunConfig, load_config
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import RunManifest
+from headrace.schemas.topics import partition_counts
+
+__all__ = ("create_topics", "resolve", "warm_start")
+
+
+def resolve(
+    files: Sequence[str], overrides: Sequence[str], *, resume: bool, now: Callable[[], float] = time.time
+) -> RunConfig:
+    """The configuration of the run to start, or with ``resume`` to go on with.
+
+    ``files`` is one run folder, or TOML files. Without ``run.id`` a new run takes its recipe's name and the time.
+    Raises ConfigurationError when the run exists (or, resuming, does not).
+    """
+    if len(files) == 1 and Path(files[0]).is_dir():
+        return _of_folder(Path(files[0]), overrides, resume)
+    config = load_config(files, overrides)
+    if "id" not in config.run.model_fields_set:
+        if resume:
+            raise ConfigurationError("--resume needs the run: headrace run @ runs/ID --resume (or run.id=ID)")
+        config = _with(config, "run", id=_fresh_id(Path(files[0]), now()))
+    config = _with(config, "run", folder=str(Path(config.run.folder).absolute()))
+    folder = RunFolder.of(config)
+    if folder.config.exists() and not resume:
+        raise ConfigurationError(
+            f"run {config.run.id} exists in {folder.path}: go on with it by --resume, or choose another run.id"
+        )
+    if resume and not folder.config.exists():
+        raise ConfigurationError(f"no run {config.run.id} in {folder.path} to go on with")
+    return _filled(config, folder.path, Path(files[0]).absolute().parent)
+
+
+def _of_folder(path: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
+    folder = RunFolder.existing(path)
+    if not resume:
+        raise ConfigurationError(f"{path} is a run that exists: add --resume to go on with it")
+    config = folder.read_config()
+    over = load_config([folder.config], overrides) if overrides else config
+    return _with(over, "run", folder=config.run.folder)
+
+
+def _fresh_id(file: Path, now: float) -> str:
+    """The recipe's name (its folder's, for ``run.toml``) and the time, such as ``sort-digits-20261130-061500``."""
+    name = file.stem if file.stem != "run" else file.absolute().parent.name
+    clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
+    return f"{clean[:24]}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+
+
+def _with(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    """The configuration with keys of one section replaced."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def _filled(config: RunConfig, folder: Path, here: Path) -> RunConfig:
+    """Placeholders replaced."""
+
+    def fill(text: str) -> str:
+        return text.replace("{folder}", str(folder)).replace("{here}", str(here))
+
+    policies = {n: p.model_copy(update={"model": fill(p.model)}) for n, p in config.policies.items()}
+    streams = {n: s.model_copy(update={"dataset": fill(s.dataset)}) for n, s in config.streams.items()}
+    warm = {k: v.replace("{here}", str(here)) if isinstance(v, str) else v for k, v in config.warm_start.items()}
+    config = _with(config, "eval", dataset=fill(config.eval.dataset))
+    return config.model_copy(update={"policies": policies, "streams": streams, "warm_start": warm})
+
+
+def warm_start(config: RunConfig, python: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
+    """Run ``warm_start.command`` once, when a policy's model folder does not exist yet.
+
+    ``{python}``, ``{folder}`` and ``{seed}`` are filled in. Returns early when ``stopped``. Raises ConfigurationError
+    with the end of what the command printed when it fails, or when a model folder is missing after it.
+    """
+    folder = RunFolder.of(config)
+    missing = [p.model for p in config.policies.values() if not Path(p.model).is_dir()]
+    command = str(config.warm_start.get("command", ""))
+    if missing and command:
+        say("warm start: making the model that the run starts from")
+        words = [w.format(python=python, folder=folder.path, seed=config.run.seed) for w in shlex.split(command)]
+        log = folder.logs / "warm-start.log"
+        code = _run_command(words, log, stopped)
+        if stopped():
+            return
+        text = log.read_text("utf-8", "replace").strip()
+        if code != 0:
+            raise ConfigurationError(f"warm_start.command ended with {code}: {shlex.join(words)}\n{text[-2000:]}")
+        say(text.splitlines()[-1] if text else "warm start: done")
+        missing = [model for model in missing if not Path(model).is_dir()]
+    if missing:
+        raise ConfigurationError(f"no model folder {', '.join(missing)}: check policies.P.model or warm_start.command")
+
+
+def _run_command(words: list[str], log: Path, stopped: Callable[[], bool]) -> int:
+    """Run a command to its end, or kill it with its children when ``stopped``; returns its exit code."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    while process.poll() is None:
+        if stopped():
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.wait()
+        time.sleep(0.05)
+    return process.returncode
+
+
+def create_topics(
+    config: RunConfig, connection: Connection, *, resume: bool, now: Callable[[], float] = time.time
+) -> None:
+    """Create the run's topics and write its RunManifest, unless it is there.
+
+    Raises ConfigurationError when a run of this id exists on the cluster and is not to be resumed.
+    """
+    existing = connection.list_run_topics()
+    if existing and not resume:
+        raise ConfigurationError(
+            f"run {config.run.id} exists on the cluster at {connection.bootstrap}: go on with it by --resume, choose "
+            f"another run.id, or remove it: headrace topics delete --run {config.run.id}"
+        )
+    policies = config.policy_names()
+    counts = partition_counts(
+        policies, groups=config.run.group_partitions, inboxes=config.run.inboxes, lanes=config.run.lanes
+    )
+    connection.ensure_topics(counts)
+    digest = _one_digest(config)
+    for raw in connection.read_topic("run"):
+        found = raw.decoded()
+        if isinstance(found, RunManifest):
+            if found.tokenizer_digest != digest:
+                raise ConfigurationError(
+                    f"run {config.run.id} was created with another tokenizer (digest {found.tokenizer_digest[:12]}, "
+                    f"the model folder has {digest[:12]}): give back the model folder it was created with"
+                )
+            return
+    manifest = RunManifest(
+        run=config.run.id,
+        created_ms=int(now() * 1000),
+        tokenizer_digest=digest,
+        policies=policies,
+        streams=list(config.streams),
+        partitions=counts,
+        config=config.model_dump_json(),
+    )
+    producer = connection.producer("launcher")
+    headers = headers_of(manifest, config.run.id, _version())
+    connection.produce(producer, "run", encode(manifest), partition=0, key=b"manifest", headers=headers)
+    if producer.flush(30.0):
+        raise ConfigurationError(f"the run's manifest could not be written to {connection.bootstrap} within 30 s")
+
+
+def _one_digest(config: RunConfig) -> str:
+    """The tokenizer's digest, which all policies of a run share."""
+    digests = {name: tokenizer_digest(policy.model) for name, policy in config.policies.items()}
+    if len(set(digests.values())) > 1:
+        told = ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items())
+        raise ConfigurationError(f"the policies' tokenizers differ ({told}): token ids of one could not train another")
+    return next(iter(digests.values()))
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("headrace")

@@ -1,0 +1,143 @@
+"""What a run amounts to so far, folded from its small topics: steps, credits, rewards, evaluations, workers, drops.
+
+In: records of ``ledger``, ``steps``, ``manifests``, ``evals`` and ``demand`` in the order of their partitions; out: the
+numbers that progress and the report show. The first ending record of a credit counts (protocol 3).
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from headrace.schemas.records import (
+    Batched,
+    Closed,
+    Demand,
+    EvalResult,
+    Kept,
+    Manifest,
+    Opened,
+    Record,
+    Resumed,
+    Step,
+    Stop,
+    Trained,
+)
+
+__all__ = ("TALLY_TOPICS", "PolicyTally", "RewardPoint", "Tally")
+
+TALLY_TOPICS = ("ledger", "steps", "manifests", "evals", "demand")
+"""Topics that a Tally is folded from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPoint:
+    """Mean raw reward of the groups that ended (kept or filtered) up to a version, and how many groups that is."""
+
+    version: int
+    mean: float
+    groups: int
+
+
+@dataclass(slots=True)
+class PolicyTally:
+    """Numbers of one policy."""
+
+    version: int = 0
+    steps: list[Step] = field(default_factory=list)
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    opened: int = 0
+    rolling: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    batched: dict[int, int] = field(default_factory=dict)
+    """Group to its batch, until that is trained."""
+    trained: int = 0
+    closed: Counter[str] = field(default_factory=Counter)
+    """Reason, with the operator when one decided, to number of groups."""
+    rewards: list[RewardPoint] = field(default_factory=list)
+    evals: dict[int, list[EvalResult]] = field(default_factory=lambda: defaultdict(list))
+    stopped: bool = False
+    pending_rewards: list[float] = field(default_factory=list)
+
+    def recent_reward(self) -> float | None:
+        """Mean raw reward of the newest groups: those since the last version, or of the last version."""
+        if self.pending_rewards:
+            return sum(self.pending_rewards) / len(self.pending_rewards)
+        return self.rewards[-1].mean if self.rewards else None
+
+    def accuracies(self) -> list[tuple[int, float, int]]:
+        """(version, mean reward, samples) of every evaluated version, in order."""
+        return [(v, sum(r.reward for r in rs) / len(rs), len(rs)) for v, rs in sorted(self.evals.items()) if rs]
+
+    def staleness(self) -> Counter[int]:
+        """Staleness of every item of every batch with a Step: start version less oldest version, to its count."""
+        done = {step.batch for step in self.steps}
+        return Counter(
+            m.start_version - member.oldest_version
+            for batch, m in self.manifests.items()
+            if batch in done
+            for member in m.members
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Numbers of a run by policy index, and its workers by name."""
+
+    policies: dict[int, PolicyTally] = field(default_factory=lambda: defaultdict(PolicyTally))
+    workers: dict[str, Demand] = field(default_factory=dict)
+
+    def fold(self, record: Record) -> None:
+        """Take one record; those of no interest are ignored."""
+        match record:
+            case Demand():
+                self.workers[record.worker] = record
+            case EvalResult():
+                if not record.error:
+                    self.policies[record.policy].evals[record.version].append(record)
+            case Manifest():
+                self.policies[record.policy].manifests.setdefault(record.batch, record)
+            case Step():
+                policy = self.policies[record.policy]
+                policy.version = max(policy.version, record.version)
+                policy.steps.append(record)
+            case Resumed():
+                policy = self.policies[record.policy]
+                policy.version = max(policy.version, record.version)
+            case Stop():
+                self.policies[record.policy].stopped = True
+            case Opened() | Kept() | Closed() | Batched() | Trained():
+                _fold_credit(self.policies[record.policy], record)
+            case _:
+                pass
+
+
+def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched | Trained) -> None:
+    match record:
+        case Opened():
+            policy.opened += 1
+            policy.rolling.add(record.group)
+        case Kept():
+            if record.group in policy.rolling:
+                policy.rolling.discard(record.group)
+                policy.kept.add(record.group)
+                policy.pending_rewards.append(record.raw_mean)
+        case Closed():
+            if record.group in policy.rolling or record.group in policy.kept or record.group in policy.batched:
+                if record.reason == "filtered":
+                    policy.pending_rewards.append(record.raw_mean)
+                policy.rolling.discard(record.group)
+                policy.kept.discard(record.group)
+                policy.batched.pop(record.group, None)
+                policy.closed[f"{record.reason} ({record.operator})" if record.operator else record.reason] += 1
+        case Batched():
+            for group in record.groups:
+                if group in policy.kept:
+                    policy.kept.discard(group)
+                    policy.batched[group] = record.batch
+        case Trained():
+            done = [group for group, batch in policy.batched.items() if batch <= record.batch]
+            for group in done:
+                del policy.batched[group]
+            policy.trained += len(done)
+            if policy.pending_rewards:
+                values, policy.pending_rewards = policy.pending_rewards, []
+                policy.rewards.append(RewardPoint(record.version, sum(values) / len(values), len(values)))
