@@ -151,7 +151,8 @@ def _checked(chain: Chain, versions: list[int]) -> Iterator[CheckedVersion]:
         problems: list[str] = []
         found: Image | None = None
         for way, refs in (("delta", manifest.delta), ("full", manifest.full)):
-            if not refs:
+            # Without a verified parent a delta says nothing about a version that has a full.
+            if not refs or (way == "delta" and image is None and manifest.full):
                 continue
             other = (version, way == "delta")
             base = image if way == "delta" else None

@@ -121,6 +121,7 @@ class _Loading:
             run = partial(self._apply, data, digests, last)
             for nbytes in self._map(run, *zip(*jobs, strict=True)) if jobs else ():
                 self._bytes_read += nbytes
+        list(self._map(partial(self._unchanged, data, digests), set(range(len(digests))) - set(last)))
         data.flags.writeable = False
         return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
 
@@ -210,11 +211,17 @@ class _Loading:
             raise _HopFailed(hop) from error
         for row in rows:
             if last[row.index] == shard.hop:
-                elements = self._layout.elements(data, self._layout.segments[row.index])
-                if digest_of(elements) != digests[row.index]:
-                    problem = DeltaCorrupt(f"{self._store.url}: segment {row.index} is wrong after the {hop}")
-                    raise _HopFailed(hop, on_base=self._base is not None) from problem
+                self._verify(data, digests, row.index, hop)
         return 0 if shard.body is not None else end - start
+
+    def _unchanged(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int) -> None:
+        """Verify a segment that came from the base and that no hop touched."""
+        self._verify(data, digests, index, self._plan[-1])
+
+    def _verify(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int, hop: Hop) -> None:
+        if digest_of(self._layout.elements(data, self._layout.segments[index])) != digests[index]:
+            problem = DeltaCorrupt(f"{self._store.url}: segment {index} is wrong after the {hop}")
+            raise _HopFailed(hop, on_base=self._base is not None) from problem
 
     def _payload(self, key: str, frame: FrameRow, payload: memoryview) -> memoryview:
         """The payload, fetched again by its range when its digest is wrong."""
