@@ -1,0 +1,136 @@
+"""The topology on one screen: which stage reads what, who makes it, and whether a configuration can work.
+
+``STAGES`` is what a worker runs, ``describe`` what ``headrace flow show`` prints, ``validate`` what ``headrace run``
+asks before anything starts.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from headrace.connectors import plugins
+from headrace.pipeline.group_to_batch import Batch
+from headrace.pipeline.operator_chain import OperatorChain, operator_class
+from headrace.pipeline.prompt_to_task import Schedule
+from headrace.pipeline.runtime.stage import Stage, StageFactory
+from headrace.pipeline.trajectory_to_group import Assemble
+from headrace.schemas.config import OperatorConfig, RunConfig
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.topics import STORES, SUB_TOPOLOGIES, TOPICS
+
+__all__ = ("STAGES", "describe", "filtered_policies", "scored_streams", "validate")
+
+ORDER = ("shape", "filter", "downsample")
+"""Kinds of operators in the only order that works: statistics are taken between shape and filter (protocol 6)."""
+
+
+def _schedule(config: RunConfig, partition: int) -> Stage:
+    return Schedule(config, filtered_policies(config))
+
+
+def _assemble(config: RunConfig, partition: int) -> Stage:
+    return Assemble(config, partition, scored_streams(config))
+
+
+def _batch(config: RunConfig, partition: int) -> Stage:
+    return Batch(config, partition)
+
+
+STAGES: Mapping[str, StageFactory] = {
+    "schedule": _schedule,  # prompts, demand, ledger, steps -> admissions, tasks, ledger, run
+    "assemble": _assemble,  # trajectories, admissions       -> groups, ledger
+    "batch": _batch,        # groups, ledger, steps          -> batches.<policy>, manifests, ledger
+}  # fmt: skip
+"""Sub-topology to the factory of its tasks; inputs are ``topics.SUB_TOPOLOGIES``."""
+
+FILES: Mapping[str, str] = {
+    "schedule": "prompt_to_task",
+    "assemble": "trajectory_to_group",
+    "batch": "group_to_batch",
+}
+"""Sub-topology to the stage file that topics.TOPICS names as writer and reader."""
+
+
+def filtered_policies(config: RunConfig) -> frozenset[int]:
+    """Policies whose groups some configured operator may drop; only they admit more than they need (protocol 3)."""
+    names = config.policy_names()
+    dropping = [entry for entry in config.operators if operator_class(entry).kind == "filter"]
+    return frozenset(i for i, name in enumerate(names) if any(entry.policy in ("", name) for entry in dropping))
+
+
+def scored_streams(config: RunConfig) -> frozenset[str]:
+    """Streams whose reward is of group scope: their groups wait for a Score."""
+    return frozenset(
+        name
+        for name, stream in config.streams.items()
+        if getattr(plugins.load("headrace.rewards", stream.reward), "scope", "trajectory") == "group"
+    )
+
+
+def validate(config: RunConfig) -> None:
+    """Raise ConfigurationError for what cannot work: unknown names, operators in a wrong order or badly configured."""
+    for number, entry in enumerate(config.operators):
+        _check_scope(number, entry, config)
+    OperatorChain(config)
+    for stream in config.streams:
+        for policy in config.stream_policies(stream):
+            _check_order(stream, config.policy_names()[policy], config.operators)
+    for name, section in config.streams.items():
+        plugins.load("headrace.workflows", section.workflow)
+        if section.pacing not in ("any", "all") and section.pacing not in config.policies:
+            choices = ", ".join(("any", "all", *config.policies))
+            raise ConfigurationError(f"streams.{name}.pacing is {section.pacing!r}: it must be one of {choices}")
+    scored_streams(config)
+
+
+def describe(config: RunConfig | None = None) -> str:
+    """The topology as text: every topic with its writers and readers, every stage with inputs, outputs and stores."""
+    return "\n".join(_lines(config))
+
+
+def _lines(config: RunConfig | None) -> Iterator[str]:
+    yield "topics"
+    for topic in TOPICS:
+        name = f"{topic.name}.<policy>" if topic.per_policy else topic.name
+        yield f"  {name:18} {' '.join(topic.records) or 'anything undecodable'}"
+        yield f"  {'':18} {', '.join(topic.writers)} -> {', '.join(topic.readers)}; partitions: {topic.partitions}"
+    yield "stages"
+    for sub in STAGES:
+        outputs = [t.name for t in TOPICS if FILES[sub] in t.writers and t.name != "dead-letters"]
+        yield f"  {sub:18} {FILES[sub]}: {', '.join(SUB_TOPOLOGIES[sub])} -> {', '.join(outputs)}"
+        yield f"  {'':18} stores: {', '.join(STORES[sub])}"
+    if config is not None:
+        yield "operators between assemble and batch"
+        for entry in config.operators:
+            where = " ".join(x for x in (entry.stream and f"stream {entry.stream}", entry.policy) if x) or "everywhere"
+            yield f"  {entry.type:18} {operator_class(entry).kind}, {where}"
+        if not config.operators:
+            yield "  none"
+
+
+def _check_scope(number: int, entry: OperatorConfig, config: RunConfig) -> None:
+    if entry.stream and entry.stream not in config.streams:
+        raise ConfigurationError(
+            f"operators[{number}] ({entry.type}).stream is {entry.stream!r}; streams are {', '.join(config.streams)}"
+        )
+    if entry.policy and entry.policy not in config.policies:
+        raise ConfigurationError(
+            f"operators[{number}] ({entry.type}).policy is {entry.policy!r}; policies are {', '.join(config.policies)}"
+        )
+
+
+def _check_order(stream: str, policy: str, entries: list[OperatorConfig]) -> None:
+    last, before = 0, ""
+    for number, entry in enumerate(entries):
+        if entry.stream not in ("", stream) or entry.policy not in ("", policy):
+            continue
+        kind = operator_class(entry).kind
+        if kind not in ORDER:
+            raise ConfigurationError(
+                f"operators[{number}] ({entry.type}) is of kind {kind!r}, none of {', '.join(ORDER)}"
+            )
+        place = ORDER.index(kind)
+        if place < last:
+            raise ConfigurationError(
+                f"operators[{number}] ({entry.type}, {kind}) stands after {before}, but the order is shape, "
+                f"statistics, filter, downsample: move it up"
+            )
+        last, before = place, f"{entry.type} ({kind})"

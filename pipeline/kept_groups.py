@@ -1,0 +1,149 @@
+"""The groups that ``batch`` holds: open ones by min version, kept ones by value, and a pool of used ones (protocol 4).
+
+Group ids open in rising order, so one number says whether an unknown group is early (its Opened is still to come) or
+has ended here before.
+"""
+
+from collections.abc import Iterable
+
+from headrace.pipeline.lanes import BatchGroup
+from headrace.pipeline.runtime.stage import Store
+from headrace.pipeline.state import key_of, numbers_of, read_json, scan_json, write_json
+from headrace.schemas import codec
+from headrace.schemas.records import Group, Member
+
+__all__ = ("KeptGroups",)
+
+
+class KeptGroups:
+    """Open, early, kept and pooled groups of one policy, written through to the store."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        """Min version of groups that are opened and not yet kept."""
+        self.kept: dict[int, int] = {}
+        """Oldest trained version of groups that may be batched."""
+        self.early: dict[int, int] = {}
+        """Like ``kept``, of groups whose Opened has not been read."""
+        self.pool: dict[int, int] = {}
+        """Uses so far of batched groups that may be replayed, oldest first."""
+        self.highest = -1
+        """The highest group id whose Opened has been read."""
+        self._groups: dict[int, Group] = {}
+        self._members: dict[int, dict[int, Member]] = {}
+
+    def load(self, store: Store) -> None:
+        """Take everything from a store."""
+        self.highest = read_json(store, b"highest") if store.get(b"highest") else -1
+        for key, version in scan_json(store, "open"):
+            self.open[numbers_of(key)[0]] = version
+        for _, value in store.scan(b"member/"):
+            member = codec.decode(value)
+            assert isinstance(member, Member)
+            self._members.setdefault(member.group, {})[member.replica] = member
+        for key, value in store.scan(b"group/"):
+            number = numbers_of(key)[0]
+            group = codec.decode(value)
+            assert isinstance(group, Group)
+            self._groups[number] = group
+        used = [(order, numbers_of(key)[0], use) for key, (order, use) in scan_json(store, "pool")]
+        self.pool = {group: use for _, group, use in sorted(used)}
+        for number, group in self._groups.items():
+            if number not in self.pool:
+                (self.kept if number <= self.highest else self.early)[number] = group.oldest_version
+
+    def opened(self, group: int, min_version: int, store: Store) -> bool:
+        """Fold an Opened; false when it has been read before."""
+        if group <= self.highest:
+            return False
+        self.highest = group
+        write_json(store, b"highest", group)
+        if group in self.early:
+            self.kept[group] = self.early.pop(group)
+        else:
+            self.open[group] = min_version
+            write_json(store, key_of("open", group), min_version)
+        return True
+
+    def expects(self, group: int) -> bool:
+        """Whether members and the Group record of this id are wanted."""
+        return group in self.open or (group > self.highest and group not in self.early)
+
+    def add_member(self, member: Member, store: Store) -> None:
+        """Hold a member until its Group record comes."""
+        self._members.setdefault(member.group, {})[member.replica] = member
+        store.put(key_of("member", member.group, member.replica), codec.encode(member))
+
+    def add_group(self, group: Group, store: Store) -> None:
+        """A Group record: its members are complete; kept when its Opened has been read, else early."""
+        number = group.group
+        self._groups[number] = group
+        store.put(key_of("group", number), codec.encode(group))
+        if self.open.pop(number, None) is not None:
+            store.delete(key_of("open", number))
+            self.kept[number] = group.oldest_version
+        else:
+            self.early[number] = group.oldest_version
+
+    def take(self, numbers: Iterable[int], store: Store, *, pool_order: int | None) -> list[BatchGroup]:
+        """Remove kept groups for a batch; with ``pool_order`` they stay in the pool, used once."""
+        taken = []
+        for number in numbers:
+            del self.kept[number]
+            taken.append(self._batch_group(number, 0))
+            if pool_order is None:
+                self._delete(number, store)
+            else:
+                self._pool(number, 1, pool_order, store)
+        return taken
+
+    def replay(self, numbers: Iterable[int], pool_order: int, store: Store) -> list[BatchGroup]:
+        """Groups of the pool with their uses so far; counts one use more."""
+        taken = []
+        for number in numbers:
+            use = self.pool.pop(number)
+            taken.append(self._batch_group(number, use))
+            self._pool(number, use + 1, pool_order, store)
+        return taken
+
+    def oldest_of(self, number: int) -> int:
+        """The oldest trained version of a held group."""
+        return self._groups[number].oldest_version
+
+    def trim_pool(self, size: int, store: Store) -> None:
+        """Forget the oldest of the pool above ``size`` groups."""
+        while len(self.pool) > size:
+            self._unpool(next(iter(self.pool)), store)
+
+    def clear_pool(self, store: Store) -> None:
+        """Forget the whole pool."""
+        self.trim_pool(0, store)
+
+    def discard(self, number: int, store: Store) -> Group | None:
+        """Forget a group that ends untrained; gives its Group record when it was complete."""
+        group = self._groups.get(number)
+        if self.open.pop(number, None) is not None:
+            store.delete(key_of("open", number))
+        self.kept.pop(number, None)
+        self.early.pop(number, None)
+        self._delete(number, store)
+        return group
+
+    def _batch_group(self, number: int, use: int) -> BatchGroup:
+        members = self._members.get(number, {})
+        return BatchGroup(group=self._groups[number], members=tuple(members[r] for r in sorted(members)), use=use)
+
+    def _pool(self, number: int, use: int, order: int, store: Store) -> None:
+        self.pool[number] = use
+        write_json(store, key_of("pool", number), (order, use))
+
+    def _unpool(self, number: int, store: Store) -> None:
+        del self.pool[number]
+        store.delete(key_of("pool", number))
+        self._delete(number, store)
+
+    def _delete(self, number: int, store: Store) -> None:
+        for replica in self._members.pop(number, {}):
+            store.delete(key_of("member", number, replica))
+        if self._groups.pop(number, None) is not None:
+            store.delete(key_of("group", number))

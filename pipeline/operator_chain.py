@@ -1,0 +1,132 @@
+"""The operators of a stream and policy in their configured order, applied to one closed group at a time.
+
+Each operator has its own part of the task's store and its own timers. An operator that neither emits nor drops is a
+programming error and named as such, so that no group can vanish without a reason.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.connectors import plugins
+from headrace.pipeline.operators.operator import GroupDraft, Operator
+from headrace.pipeline.runtime.stage import Context, Metrics, Store
+from headrace.schemas.config import OperatorConfig, RunConfig
+from headrace.schemas.errors import ConfigurationError
+
+__all__ = ("Dropped", "OperatorChain", "operator_class")
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A group that an operator ended: the operator's name and ``reason: numbers in words``."""
+
+    operator: str
+    detail: str
+
+
+class _Part:
+    """A store's keys under a prefix."""
+
+    def __init__(self, store: Store, prefix: bytes) -> None:
+        self._store, self._prefix = store, prefix
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._store.get(self._prefix + key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._store.put(self._prefix + key, value)
+
+    def delete(self, key: bytes) -> None:
+        self._store.delete(self._prefix + key)
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self._store.scan(self._prefix + prefix):
+            yield key[len(self._prefix) :], value
+
+
+class _OperatorContext:
+    """The context of one operator within one call; remembers how the group was ended."""
+
+    def __init__(self, name: str, number: int, context: Context) -> None:
+        self.metrics: Metrics = context.metrics
+        self.result: GroupDraft | Dropped | None = None
+        self._name, self._number, self._context = name, number, context
+
+    def now(self) -> int:
+        return self._context.now()
+
+    def store(self) -> Store:
+        return _Part(self._context.store(), f"operator/{self._number}/".encode())
+
+    def schedule(self, key: str, at_ms: int) -> None:
+        self._context.schedule(f"operator/{self._number}/{key}", at_ms)
+
+    def emit(self, draft: GroupDraft) -> None:
+        self._end(draft)
+
+    def drop(self, reason: str, detail: str) -> None:
+        self._end(Dropped(self._name, f"{reason}: {detail}"))
+        self.metrics.count("groups_dropped", operator=self._name, reason=reason)
+
+    def _end(self, result: GroupDraft | Dropped) -> None:
+        if self.result is not None:
+            raise RuntimeError(f"operator {self._name} ended one group twice")
+        self.result = result
+
+
+def operator_class(entry: OperatorConfig) -> type[Operator]:
+    """The class behind an ``[[operators]]`` entry. Raises ConfigurationError when there is none of that type."""
+    found: type[Operator] = plugins.load("headrace.operators", entry.type)
+    return found
+
+
+def _made(entry: OperatorConfig, number: int) -> Operator:
+    cls = operator_class(entry)
+    try:
+        configuration = cls.Configuration.model_validate(entry.model_extra or {})
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
+    made: Any = cls
+    result: Operator = made(configuration)
+    return result
+
+
+class OperatorChain:
+    """All operators of a run as one task of ``assemble`` holds them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._policies = config.policy_names()
+        self._entries: Sequence[tuple[OperatorConfig, Operator]] = [
+            (entry, _made(entry, number)) for number, entry in enumerate(config.operators)
+        ]
+
+    def open(self, context: Context) -> None:
+        """Open every operator."""
+        for number, (entry, operator) in enumerate(self._entries):
+            operator.open(_OperatorContext(entry.type, number, context))
+
+    def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
+        """Apply the operators that concern the draft's stream and policy until one drops it."""
+        for number, (entry, operator) in enumerate(self._entries):
+            if entry.stream not in ("", draft.group.stream):
+                continue
+            if entry.policy not in ("", self._policies[draft.group.policy]):
+                continue
+            within = _OperatorContext(entry.type, number, context)
+            operator.process(draft, within)
+            if within.result is None:
+                raise RuntimeError(f"operator {entry.type} neither emitted nor dropped group {draft.group.group}")
+            if isinstance(within.result, Dropped):
+                return within.result
+            draft = within.result
+        return draft
+
+    def on_timer(self, key: str, context: Context) -> None:
+        """Hand a timer ``operator/<number>/<key>`` to its operator."""
+        _, number, own = key.split("/", 2)
+        entry, operator = self._entries[int(number)]
+        operator.on_timer(own, _OperatorContext(entry.type, int(number), context))

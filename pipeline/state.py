@@ -1,0 +1,57 @@
+"""Small values in a stage's store: ordered readable keys, JSON values, and records with a JSON note beside them.
+
+Stages keep their state as many small entries, so that one record of input costs a few small writes and a restored
+store gives back the whole in-memory view.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.pipeline.runtime.stage import Store
+from headrace.schemas import codec
+from headrace.schemas.records import Record
+
+__all__ = ("key_of", "numbers_of", "pack", "read_json", "scan_json", "unpack", "write_json")
+
+
+def key_of(kind: str, *numbers: int) -> bytes:
+    """A key that sorts by its numbers (>= 0).
+
+    >>> key_of("g", 7, 1)
+    b'g/000000000007/000000000001'
+    """
+    return "/".join([kind, *(f"{n:012d}" for n in numbers)]).encode()
+
+
+def numbers_of(key: bytes) -> tuple[int, ...]:
+    """The numbers of a key made by ``key_of``."""
+    return tuple(int(part) for part in key.split(b"/")[1:])
+
+
+def write_json(store: Store, key: bytes, value: Any) -> None:
+    """Put plain data under a key."""
+    store.put(key, json.dumps(value, separators=(",", ":")).encode())
+
+
+def read_json(store: Store, key: bytes) -> Any:
+    """The plain data under a key, None when there is none."""
+    value = store.get(key)
+    return None if value is None else json.loads(value)
+
+
+def scan_json(store: Store, kind: str) -> Iterator[tuple[bytes, Any]]:
+    """Every key of a kind with its plain data, in key order."""
+    for key, value in store.scan(f"{kind}/".encode()):
+        yield key, json.loads(value)
+
+
+def pack(note: Any, record: Record) -> bytes:
+    """A record with plain data beside it, as one value."""
+    return json.dumps(note, separators=(",", ":")).encode() + b"\n" + codec.encode(record)
+
+
+def unpack(value: bytes) -> tuple[Any, Record]:
+    """The inverse of ``pack``: the plain data and the record."""
+    note, _, body = value.partition(b"\n")
+    return json.loads(note), codec.decode(body)
