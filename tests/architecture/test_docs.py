@@ -119,6 +119,7 @@ def test_code_cites_only_documents_and_protocol_sections_that_exist() -> None:
         text = path.read_text(encoding="utf-8")
         for cited in re.findall(r"\bprotocol (\d+(?:(?:, | and | to )\d+)*)", text):
             wrong += [f"{name_of(path)}: protocol {n}" for n in re.findall(r"\d+", cited) if n not in sections]
+        wrong += [f"{name_of(path)}: {cited}" for cited in re.findall(r"\bdesign (?:section )?\d+\b", text)]
         if path != Path(__file__):
             for cited in re.findall(r"(?<![\w/*{}-])((?:\w[\w-]*/)*[\w-]+\.md)\b", text):
                 found = [ROOT / cited, ROOT / "docs" / cited, path.parent / cited]
