@@ -103,3 +103,13 @@ def test_make_help_names_every_target() -> None:
     assert phony is not None
     shown = subprocess.run(["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"^  make (\w+)", shown, re.M)) == set(phony[1].split())
+
+
+def test_unit_tests_mirror_the_tree() -> None:
+    unit = ROOT / "tests" / "unit"
+    strays = [
+        str(folder.relative_to(ROOT))
+        for folder in sorted(unit.rglob("*"))
+        if folder.is_dir() and folder.name != "__pycache__" and not (ROOT / folder.relative_to(unit)).is_dir()
+    ]
+    assert not strays, "no source folder of that name"
