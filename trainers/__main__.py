@@ -1,0 +1,118 @@
+"""``python -m headrace.trainers``: the trainer of one policy as a process, alone or as a rank under torchrun."""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.lifetime import StopSignal, exit_with
+from headrace.connectors.model_folder import tokenizer_digest
+from headrace.connectors.stores.open import open_store
+from headrace.connectors.stores.store import ObjectStore
+from headrace.schemas.config import RunConfig, TrainerConfig, read_config
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import RunManifest
+
+__all__ = ("main",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and train; returns the exit code (``schemas.errors``)."""
+    parser = argparse.ArgumentParser(prog="python -m headrace.trainers", description="Train one policy of a run.")
+    parser.add_argument("--config", required=True, help="the run's resolved configuration (config.json)")
+    parser.add_argument("--policy", required=True, help="the policy to train")
+    parser.add_argument("--instance", required=True, help="this process's name; a successor takes the same")
+    parser.add_argument("--bootstrap", default="", help="Kafka address, instead of kafka.bootstrap")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when standard input closes")
+    parser.add_argument("--resume-from", type=int, metavar="V", help="go back to the checkpoint at or before version V")
+    parser.add_argument("--discard", action="store_true", help="with --resume-from: drop the groups opened since")
+    given = parser.parse_args(arguments)
+    stop = StopSignal().listen(with_parent=given.exit_with_parent)
+    code = exit_with(lambda: _train(given, stop))
+    sys.stderr.flush()
+    return code
+
+
+def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
+    config = read_config(given.config)
+    if given.policy not in config.policies:
+        raise ConfigurationError(f"--policy {given.policy}: the run's policies are {', '.join(config.policies)}")
+    trainer = config.trainer_of(given.policy)
+    connection = Connection.of(config.kafka, config.run.id, given.bootstrap or None)
+    connection.wait_for_broker()
+    _check_run(connection, config, given.policy)
+    _check_ranks(trainer, connection.partition_count(f"batches.{given.policy}"))
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+
+    from headrace.trainers.backends.open import open_backend
+    from headrace.trainers.batch_to_step import Rewind, Trainer
+    from headrace.trainers.lanes import Stopped
+    from headrace.trainers.ranks import Ranks
+
+    torch.set_num_threads(trainer.threads)
+    torch.manual_seed(config.run.seed)
+    ranks = Ranks.from_environment(group=trainer.backend == "deepspeed")
+    backend = open_backend(trainer, config.policies[given.policy].model, ranks)
+    gc.freeze()
+    rewind = Rewind(version=given.resume_from, discard=given.discard) if given.resume_from is not None else None
+    worker = Trainer(
+        config,
+        given.policy,
+        instance=given.instance,
+        connection=connection,
+        store=_store(config),
+        backend=backend,
+        ranks=ranks,
+        stop=stop,
+        rewind=rewind,
+    )
+    try:
+        worker.run()
+    except Stopped as stopped:
+        sys.stderr.write(f"{stopped}\n")
+    except RuntimeError:  # another rank left first
+        if ranks.size == 1 or not stop.is_set():
+            raise
+    finally:
+        worker.close()
+        ranks.close()
+    return None
+
+
+def _store(config: RunConfig) -> ObjectStore:
+    """The run's object store: the configured one, else the run folder's."""
+    if config.store.url:
+        return open_store(config.store, durable=True)
+    return open_store(config.run_folder() / "store", durable=True)
+
+
+def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
+    """Refuse a model whose tokenizer is not the one that the run was created with (design 2)."""
+    manifest = None
+    for raw in connection.read_topic("run"):
+        record = raw.decoded()
+        if isinstance(record, RunManifest):
+            manifest = record
+    if manifest is None or not manifest.tokenizer_digest:
+        return
+    folder = config.policies[policy].model
+    found = tokenizer_digest(folder)
+    if found != manifest.tokenizer_digest:
+        raise ConfigurationError(
+            f"the tokenizer in {folder} is not the one that run {config.run.id} was created with (digest {found[:12]}, "
+            f"{manifest.tokenizer_digest[:12]} wanted): token ids would mean other text"
+        )
+
+
+def _check_ranks(trainer: TrainerConfig, lanes: int) -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if lanes % ranks:
+        raise ConfigurationError(f"{ranks} ranks cannot share {lanes} lanes evenly; take a divisor of run.lanes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Reads a rank's lanes of a batch topic, and on rank 0 the manifests, forward from given offsets (protocol 8).
+
+A batch is complete when each lane holds the Manifest's count of its items; offsets say nothing, because transaction
+markers take some. Items of later batches wait in memory, at most those that were composed ahead.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from headrace.connectors.kafka import Connection, RawRecord
+from headrace.connectors.lifetime import StopSignal
+from headrace.schemas.digests import lane_digest
+from headrace.schemas.errors import ConfigurationError, HeadraceError
+from headrace.schemas.records import End, Item, Manifest
+from headrace.trainers.checkpoint import Positions
+
+__all__ = ("BatchReader", "BrokenBatch", "Stopped", "lanes_of")
+
+
+class BrokenBatch(HeadraceError):
+    """What a lane holds is not what the Manifest says."""
+
+
+class Stopped(HeadraceError):
+    """This process was asked to stop while it waited; nothing is lost."""
+
+
+def lanes_of(rank: int, ranks: int, lanes: int) -> list[int]:
+    """The lanes of a rank: r, r + W, r + 2 W, ...
+
+    >>> lanes_of(1, 3, 8)
+    [1, 4, 7]
+    """
+    return list(range(rank, lanes, ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    offset: int
+    value: bytes
+    item: Item
+
+
+class BatchReader:
+    """The lanes ``lanes`` of a policy's batches; ``manifests`` says whether to read the policy's manifests too.
+
+    Stop requests raise Stopped out of every wait.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        policy: int,
+        name: str,
+        lanes: Iterable[int],
+        manifests: bool,
+        client_id: str,
+        group: str,
+        stop: StopSignal,
+    ) -> None:
+        self._connection, self._policy, self._stop = connection, policy, stop
+        self._topic = f"batches.{name}"
+        self._lanes = list(lanes)
+        self._with_manifests = manifests
+        self._items: dict[int, deque[_Waiting]] = {}
+        self._orders: deque[tuple[int, Manifest | End]] = deque()
+        self._next: dict[int, int] = {}
+        self._next_manifest = -1
+        self.consumer = connection.consumer(client_id, group=group)
+
+    def start(self, positions: Positions) -> None:
+        """Read from these positions on; what was read before is forgotten."""
+        self._items = {lane: deque() for lane in self._lanes}
+        self._orders.clear()
+        self._next = {lane: positions.lanes[lane] for lane in self._lanes}
+        self._next_manifest = positions.manifests
+        places = [TopicPartition(self._connection.topic(self._topic), lane, at) for lane, at in self._next.items()]
+        if self._with_manifests:
+            places.append(TopicPartition(self._connection.topic("manifests"), self._policy, positions.manifests))
+        self.consumer.assign(places)
+
+    @property
+    def lane_offsets(self) -> Mapping[int, int]:
+        """Per lane of this rank, the offset after the last item that ``take`` gave out."""
+        return dict(self._next)
+
+    @property
+    def manifest_offset(self) -> int:
+        """The offset after the last Manifest that ``order`` gave out."""
+        return self._next_manifest
+
+    def order(self, batch: int) -> Manifest | End:
+        """Wait for the Manifest of ``batch``, or the End before it. Raises BrokenBatch at a gap, Stopped."""
+        while True:
+            while self._orders:
+                offset, found = self._orders.popleft()
+                if isinstance(found, End) or found.batch == batch:
+                    self._next_manifest = offset + 1 if isinstance(found, Manifest) else self._next_manifest
+                    return found
+                if found.batch > batch:
+                    raise BrokenBatch(
+                        f"manifests[{self._policy}]@{offset} is of batch {found.batch}, batch {batch} was expected: "
+                        "a Manifest is missing; the run's topics are damaged"
+                    )
+            self._poll()
+
+    def take(self, manifest: Manifest) -> list[Item]:
+        """Wait until this rank's lanes hold their items of the batch, check their digests and give them out.
+
+        Raises BrokenBatch when a lane's items are others than those that were composed, Stopped.
+        """
+        out: list[Item] = []
+        for lane in manifest.lanes:
+            if lane.lane in self._items:
+                out += self._take_lane(manifest.batch, lane.lane, lane.count, lane.digest)
+        return out
+
+    def _take_lane(self, batch: int, lane: int, count: int, digest: str) -> list[Item]:
+        waiting = self._items[lane]
+        while True:
+            while waiting and waiting[0].item.batch < batch:  # a repeat of what was trained
+                self._next[lane] = waiting.popleft().offset + 1
+            if len(waiting) >= count:
+                break
+            self._poll()
+        taken = [waiting.popleft() for _ in range(count)]
+        where = f"{self._topic}[{lane}]"
+        if any(entry.item.batch != batch for entry in taken):
+            raise BrokenBatch(f"{where}@{taken[-1].offset}: fewer items of batch {batch} than its Manifest's {count}")
+        if count and lane_digest([entry.value for entry in taken]) != digest:
+            raise BrokenBatch(
+                f"{where}@{taken[0].offset}..{taken[-1].offset}: the items of batch {batch} have another digest than "
+                "its Manifest says; they were changed or are of another run"
+            )
+        if taken:
+            self._next[lane] = taken[-1].offset + 1
+        return [entry.item for entry in taken]
+
+    def _poll(self) -> None:
+        """Take in one record, or wait a little."""
+        if self._stop.is_set():
+            raise Stopped(f"stopping: {self._stop.reason}")
+        message = self.consumer.poll(0.1)
+        if message is None:
+            self.consumer.errors.raise_refused(self._connection.bootstrap)
+            return
+        error = message.error()
+        if error is not None:
+            self._judge(error, message.topic() or "", message.partition() or 0, message.offset() or 0)
+            return
+        raw = RawRecord.of(message, self._connection.run)
+        record = raw.decoded()
+        if isinstance(record, Item):
+            self._items[raw.partition].append(_Waiting(raw.offset, raw.value or b"", record))
+        elif isinstance(record, Manifest | End):
+            self._orders.append((raw.offset, record))
+
+    def _judge(self, error: KafkaError, topic: str, partition: int, offset: int) -> None:
+        """Raise for errors that waiting does not cure."""
+        if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            raise ConfigurationError(
+                f"{topic}[{partition}]@{offset} is not in the topic: records that this trainer has to read again were "
+                "deleted, or topics and checkpoints are of different runs"
+            )
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC) and not error.retriable():
+            raise ConfigurationError(f"{topic}[{partition}] does not exist on the cluster: {error.str()}")
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self.consumer.close()

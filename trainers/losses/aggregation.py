@@ -1,0 +1,54 @@
+"""From a loss per token to one number, by counts of the whole batch (spec/losses.md B1).
+
+The denominators are fixed before any rejection and are the same for every micro-batch and rank, so that adding up the
+values of all micro-batches gives the value of the batch. A trajectory of 30 sequences weighs 30 in the modes that count
+sequences, and as many tokens as it has in ``token-mean``.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from headrace.schemas.errors import ConfigurationError
+from headrace.trainers.losses.loss import select
+
+__all__ = ("MODES", "Denominators", "Mode", "aggregate", "mode_named")
+
+Mode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """Counts over the whole batch: trained tokens, sequences with a trained token, and the constant of sum-norm."""
+
+    tokens: int
+    sequences: int
+    constant: float
+
+
+def mode_named(name: str) -> Mode:
+    """The mode of that name. Raises ConfigurationError."""
+    for mode in MODES:
+        if mode == name:
+            return mode
+    raise ConfigurationError(f"trainer.aggregation is {name!r}; modes are {', '.join(MODES)}")
+
+
+def aggregate(loss: Tensor, mask: Tensor, mode: Mode, counts: Denominators) -> Tensor:
+    """The part of the batch's loss that these rows [sequences, tokens] contribute, as a 0-d tensor.
+
+    token-mean divides the sum by all tokens, seq-mean-token-sum by all sequences; seq-mean-token-mean averages within
+    each row first; seq-mean-token-sum-norm divides by a constant only. Rows without a trained token contribute 0.
+    """
+    kept = select(loss, mask)
+    if mode == "token-mean":
+        return kept.sum() / max(1, counts.tokens)
+    if mode == "seq-mean-token-sum":
+        return kept.sum() / max(1, counts.sequences)
+    if mode == "seq-mean-token-sum-norm":
+        return kept.sum() / counts.constant
+    lengths = mask.sum(-1).clamp(min=1).to(kept.dtype)
+    return torch.div(kept.sum(-1), lengths).sum() / max(1, counts.sequences)

@@ -1,0 +1,44 @@
+"""The clipped surrogate of PPO with its dual clip, shared by every loss that clips a ratio (spec/losses.md B2)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.trainers.losses.loss import LossOptions, select
+
+__all__ = ("ClipOptions", "Clipped", "clipped_surrogate")
+
+
+class ClipOptions(LossOptions):
+    """Clip range ``[1 - clip_low, 1 + clip_high]`` and the dual clip's factor, 0 to switch it off."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipped:
+    """The surrogate per token and, as 0/1 floats, where the clip and where the dual clip took hold."""
+
+    loss: Tensor
+    clipped: Tensor
+    dual: Tensor
+
+
+def clipped_surrogate(away: Tensor, advantages: Tensor, mask: Tensor, options: ClipOptions) -> Clipped:
+    """``max(-A r, -A clip(r))``, and for A < 0 at most ``-c A``; ``away`` is the log of the ratio r, [rows, tokens]."""
+    ratio = away.exp()
+    gain = select(advantages, mask)
+    free = -gain * ratio
+    bound = -gain * ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    loss = torch.maximum(free, bound)
+    clipped = select((bound > free).to(loss.dtype), mask)
+    dual = torch.zeros_like(clipped)
+    if options.dual_clip:
+        cap = -gain * options.dual_clip
+        over = (gain < 0) & (loss > cap)
+        dual = select(over.to(loss.dtype), mask)
+        loss = torch.where(over, cap, loss)
+    return Clipped(loss=select(loss, mask), clipped=clipped, dual=dual)

@@ -1,0 +1,108 @@
+"""Rank 0's way from weights to a version that everybody knows: commit to the store, then announce it (protocol 8).
+
+The manifest in the object store is the commit; the Step and the head pointer follow in one Kafka transaction. Nothing
+is ever published twice: who loses a race first proves by a Kafka commit that it is still the trainer.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.stores.store import ObjectStore, StoreUnavailable
+from headrace.schemas.delta_layout import Layout
+from headrace.schemas.delta_manifest import CommittedVersion
+from headrace.schemas.records import Head, Record
+from headrace.trainers.backends.backend import Weights
+from headrace.trainers.lanes import Stopped
+from headrace.trainers.lineage import Point
+from headrace.trainers.step_log import StepLog
+from headrace.trainers.step_to_delta import DeltaPublisher, VersionTaken
+
+__all__ = ("Versions", "head_record")
+
+T = TypeVar("T")
+
+
+def head_record(committed: CommittedVersion, policy: int) -> Head:
+    """The pointer to a committed version, for ``deltas``."""
+    return Head(
+        policy=policy,
+        version=committed.version,
+        batch=committed.batch,
+        lineage=committed.lineage,
+        kind=committed.kind,
+        manifest_key=committed.manifest_key,
+        manifest_sha256=committed.manifest_sha256,
+        root_digest=committed.root_digest,
+        layout_digest=committed.layout_digest,
+        size=committed.size,
+        published_ms=committed.published_ms,
+    )
+
+
+class Versions:
+    """Publishes the versions of one policy. ``head`` is the newest committed version, None before version 0."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: StepLog,
+        *,
+        run: str,
+        name: str,
+        policy: int,
+        weights: Weights,
+        full_every: int,
+        stop: StopSignal,
+    ) -> None:
+        layout = Layout.of(weights, dict.fromkeys(weights, "bfloat16"))
+        self._publisher = DeltaPublisher(store, run, name, layout, full_every)
+        self._log, self._policy, self._stop = log, policy, stop
+        self.head: CommittedVersion | None = None
+
+    def read_head(self) -> Point | None:
+        """Read the head from the store; call it after predecessors were fenced."""
+        self.head = self._patiently(self._publisher.head)
+        head = self.head
+        return None if head is None else Point(lineage=head.lineage, batch=head.batch, version=head.version)
+
+    def publish(self, weights: Weights, *, lineage: int, batch: int, offsets: Mapping[int, int]) -> CommittedVersion:
+        """Commit weights as the version after the head; waits while the store is away.
+
+        A version taken by somebody else is adopted when it is of the same lineage and batch, else the next number is
+        taken, both only after a Kafka commit has shown that this trainer is not fenced.
+        """
+        while True:
+            parent = self.head
+            version = parent.version + 1 if parent else 0
+            try:
+                self.head = self._patiently(
+                    lambda parent=parent, version=version: self._publisher.publish(  # type: ignore[misc]
+                        weights, version=version, lineage=lineage, batch=batch, parent=parent
+                    )
+                )
+                return self.head
+            except VersionTaken:
+                self._log.commit([], offsets)
+                found = self.read_head()
+                if self.head is not None and found is not None and (found.lineage, found.batch) == (lineage, batch):
+                    return self.head
+
+    def announce(self, records: list[Record], offsets: Mapping[int, int]) -> None:
+        """Write records and the pointer to the head in one transaction."""
+        pointer = [head_record(self.head, self._policy)] if self.head is not None else []
+        self._log.commit([*records, *pointer], offsets)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Repeat a call while the store is unavailable, with growing pauses up to 5 s."""
+        pause = 0.1
+        while True:
+            try:
+                return call()
+            except StoreUnavailable as error:
+                sys.stderr.write(f"{time.strftime('%H:%M:%S')} waiting for the object store: {error}\n")
+                if self._stop.wait(pause):
+                    raise Stopped(f"stopping: {self._stop.reason}") from error
+                pause = min(5.0, pause * 2)
