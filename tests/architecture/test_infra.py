@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -88,3 +89,24 @@ def test_compose_and_pom_name_the_same_kafka() -> None:
     assert image_of(SERVICES["kafka"]) == f"apache/kafka:{version}"
     artifacts = {element.text for element in pom.iterfind("m:dependencies/m:dependency/m:artifactId", space)}
     assert {"kafka_2.13", "kafka-tools", "slf4j-simple", "log4j-core"} <= artifacts
+
+
+def test_the_board_shows_metrics_that_the_code_counts() -> None:
+    board = json.loads((INFRA / "grafana" / "boards" / "headrace.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    shown = {name for query in queries for name in re.findall(r"headrace_(\w+)", query)}
+    code = "".join(path.read_text(encoding="utf-8") for path in (INFRA.parent / "pipeline").rglob("*.py"))
+    counted = set(re.findall(r'\.(?:count|gauge)\(\s*"(\w+)"', code))
+    assert shown, "an empty board"
+    assert {name for name in shown if name not in counted and name.removesuffix("_total") not in counted} == set()
+
+
+def test_the_board_and_its_data_source_find_each_other() -> None:
+    source = yaml.safe_load((INFRA / "grafana/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8"))
+    board = json.loads((INFRA / "grafana" / "boards" / "headrace.json").read_text(encoding="utf-8"))
+    uids = {panel["datasource"]["uid"] for panel in board["panels"]}
+    assert uids == {entry["uid"] for entry in source["datasources"]}
+    (target,) = {t for job in yaml.safe_load((INFRA / "prometheus/prometheus.yml").read_text())["scrape_configs"]
+                 for static in job["static_configs"] for t in static["targets"]}  # fmt: skip
+    port = target.rpartition(":")[2]
+    assert f"HEADRACE_METRICS_PORT={port}" in (INFRA / "prometheus/prometheus.yml").read_text(encoding="utf-8")
