@@ -1,0 +1,116 @@
+"""`headrace deltas`: what it prints of a store and of a run folder, its exit codes, and the exported checkpoint."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.connectors.stores.local import LocalStore
+from headrace.pipeline.cli.main import main
+from headrace.schemas.delta_layout import Layout
+from headrace.trainers.step_to_delta import DeltaPublisher
+
+BITS = {"w": np.arange(40, dtype=np.uint16).reshape(8, 5), "b": np.linspace(0, 1, 6, dtype=np.float32)}
+DTYPES = {"w": "bfloat16", "b": "float32"}
+
+
+def published(root: Path, run: str = "first", policy: str = "main", versions: int = 3) -> LocalStore:
+    store = LocalStore(root)
+    publisher = DeltaPublisher(store, run, policy, Layout.of(BITS, DTYPES))
+    head = None
+    for version in range(versions):
+        weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
+        head = publisher.publish(weights, version=version, lineage=0, batch=version, parent=head)
+    return store
+
+
+def headrace(*words: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["deltas", *words])
+    return int(stopped.value.code or 0)
+
+
+def test_list_names_every_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(tmp_path)
+    assert headrace("list", str(tmp_path), "--format", "json") == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert [v["version"] for v in versions] == [0, 1, 2]
+    assert [v["kind"] for v in versions] == ["full", "delta", "delta"]
+    assert headrace("list", str(tmp_path)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[-1].split()[:4] == ["2", "0", "2", "delta"]
+
+
+def test_show_tells_what_changed_in_each_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(tmp_path)
+    assert headrace("show", str(tmp_path), "1", "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {t["tensor"]: t["share"] for t in shown["tensors"]} == {"w": 1.0, "b": 1.0}
+    assert shown["objects"]["delta"][0]["key"].startswith("runs/first/main/delta/1/")
+    assert headrace("show", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    assert "manifest/000000000002.json" in text
+    assert "100.000%" in text
+
+
+def test_verify_ends_with_1_and_names_a_damaged_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = published(tmp_path)
+    assert headrace("verify", str(tmp_path)) == 0
+    assert "3 versions, 0 with a problem" in capsys.readouterr().out
+    (info,) = store.list("runs/first/main/delta/2/")
+    store.put(info.key, store.get(info.key)[:-1])
+    assert headrace("verify", str(tmp_path), "--format", "json") == 1
+    checked = json.loads(capsys.readouterr().out)
+    assert [bool(one["problem"]) for one in checked] == [False, False, True]
+    assert info.key in checked[2]["problem"]
+
+
+def test_unclear_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert headrace("list", str(tmp_path / "none")) == 78
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "store").mkdir()
+    assert headrace("list", str(tmp_path / "store")) == 78
+    published(tmp_path / "store")
+    published(tmp_path / "store", policy="judge")
+    capsys.readouterr()
+    assert headrace("list", str(tmp_path / "store")) == 78
+    assert "--run first --policy judge, --run first --policy main" in capsys.readouterr().err
+    assert headrace("list", str(tmp_path / "store"), "--policy", "judge") == 0
+
+
+def test_a_run_folder_names_its_own_store_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
+        (model / name).write_text("{}")
+    run = tmp_path / "runs" / "first"
+    published(run / "store")
+    config = {
+        "run": {"id": "first", "folder": str(tmp_path / "runs")},
+        "policies": {"main": {"model": str(model)}},
+        "streams": {"s": {"dataset": "train.jsonl", "reward": "exact_match"}},
+    }
+    (run / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "out"
+    assert headrace("export", str(run), str(out)) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert "version 2 of first/main" in capsys.readouterr().out
+    assert headrace("export", str(run), str(out)) == 78
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_an_exported_checkpoint_holds_the_published_bits(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    published(tmp_path / "store")
+    assert headrace("export", str(tmp_path / "store"), str(tmp_path / "out"), "--version", "1") == 0
+    with safetensors.safe_open(tmp_path / "out" / "model.safetensors", framework="numpy") as file:
+        assert file.metadata()["version"] == "1"
+        assert np.array_equal(file.get_tensor("b"), BITS["b"] + np.float32(1))
+        assert file.get_slice("w").get_dtype() == "BF16"
+        assert file.get_slice("w").get_shape() == [8, 5]
+    torch = pytest.importorskip("torch")
+    with safetensors.safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        bits = file.get_tensor("w").view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(bits, BITS["w"] + 1)
