@@ -1,1 +1,1 @@
-"""Engines that sample tokens from a policy, behind one Protocol (``engine.py``): transformers for a laptop, scripted for tests."""
+"""Engines that sample tokens from a policy, behind one Protocol (``engine.py``)."""

@@ -2,8 +2,8 @@
 
 A transformers model writes through ``update`` as it would into its own cache. Column = position, so a row needs no
 padding; a sequence that leaves is overwritten by the last row. Guarantee: a row's keys and values are never moved
-along the sequence, and nothing of a sequence that left is ever attended to (the mask of the engine ends at the row's own
-length).
+along the sequence, and nothing of a sequence that left is ever attended to (the mask of the engine ends at the row's
+own length).
 """
 
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ class KeyValueCache:
         self._reserve(width)
 
     def begin_decode(self, lengths: "torch.Tensor", width: int) -> None:
-        """The next forward holds one token for each of rows 0 .. n-1, at positions ``lengths``; ``width`` is 1 + max."""
+        """The next forward holds one token for each of rows 0 .. n-1, at ``lengths``; ``width`` is 1 + their maximum."""
         import torch
 
         self._prefill, self._width = False, width
@@ -54,7 +54,8 @@ class KeyValueCache:
         """Store the new keys and values (rows, heads, tokens, head size) and return all that may be attended to."""
         if layer_idx == len(self._layers):
             shape = (self._rows, key_states.shape[1], self._columns, key_states.shape[3])
-            self._layers.append((key_states.new_zeros(shape), value_states.new_zeros(*shape[:3], value_states.shape[3])))
+            values = value_states.new_zeros(*shape[:3], value_states.shape[3])
+            self._layers.append((key_states.new_zeros(shape), values))
         keys, values = self._layers[layer_idx]
         if self._prefill:
             rows = slice(self._first, self._first + key_states.shape[0])

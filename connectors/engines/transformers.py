@@ -243,12 +243,13 @@ def _empty_model(folder: Path, options: TransformersOptions) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "use_sliding_window", False):
         raise ConfigurationError(
-            f"{folder}: layers of kind {', '.join(sorted(kinds))}; the transformers engine decodes full attention only, "
-            "take rollout.engine=vllm for this model"
+            f"{folder}: layers of kind {', '.join(sorted(kinds))}; the transformers engine decodes full attention "
+            "only, take rollout.engine=vllm for this model"
         )
     with contextlib.suppress(AttributeError):
         config.use_cache = True
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=options.attention)
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config, attn_implementation=options.attention)
     return model.to(options.device, getattr(torch, options.dtype)).eval().requires_grad_(False)
 
 

@@ -1,1 +1,1 @@
-"""Environments that episodes step through: reset, step, close."""
+"""Environments of multi-turn episodes, each a plug-in of the group ``headrace.environments``."""

@@ -1,1 +1,1 @@
-"""Reward functions, one a file, loaded by entry point."""
+"""Rewards: what a completion is worth, one a file, each a plug-in of the group ``headrace.rewards``."""

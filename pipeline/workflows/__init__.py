@@ -1,1 +1,1 @@
-"""Workflows: how one task becomes a trajectory (roles, turns, reward assignment)."""
+"""Workflows: how an episode is played, one a file, each a plug-in of the group ``headrace.workflows``."""

@@ -1,0 +1,92 @@
+"""The contract of a reward, a prompt and a completion in and a number out, and the one place that calls it.
+
+A reward may do anything: raise, hang, crash its process, return nonsense. ``call_reward`` turns all of it into
+RewardFailed; ``scorer.Scorer`` adds the deadline. A failed reward excludes its trajectory, it never counts as 0.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from headrace.connectors.plugins import load
+from headrace.schemas.errors import ConfigurationError, HeadraceError
+from headrace.schemas.records import Prompt
+
+__all__ = ("Completion", "Reward", "RewardFailed", "RewardOptions", "call_reward", "load_reward")
+
+
+class RewardFailed(HeadraceError):
+    """A reward raised, hung, died, or returned what is no finite number; the message names the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled for a prompt: text without special tokens, token ids (int32), and why it ended."""
+
+    text: str
+    end_reason: str
+    tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+class RewardOptions(BaseModel):
+    """``streams.S.reward_options``; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    timeout_seconds: float = 10.0
+    """Time for one call; a reward in a process of its own is killed then."""
+
+
+class Reward(Protocol):
+    """A reward plug-in: a class made from its ``Options``, or a plain function ``(prompt, completion)``.
+
+    scope: trajectory, or group for what compares the members of a group. isolation: ``process`` (default) runs it in a
+    process of its own that is killed when it hangs; ``inline`` runs it between two decode steps, for what takes
+    microseconds and cannot hang.
+    """
+
+    Options: ClassVar[type[RewardOptions]] = RewardOptions
+    scope: ClassVar[Literal["trajectory", "group"]] = "trajectory"
+    isolation: ClassVar[Literal["process", "inline"]] = "process"
+
+    def __call__(self, prompt: Prompt, completion: Completion) -> float | Mapping[str, float]:
+        """The reward, or named parts of it; a single number bears the reward's name."""
+        ...
+
+
+def load_reward(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The reward behind a name with its options. Raises ConfigurationError for unknown names and options."""
+    found = load("headrace.rewards", name)
+    if not isinstance(found, type):
+        return found  # type: ignore[no-any-return]
+    made: type[Any] = found
+    model: type[BaseModel] = getattr(made, "Options", RewardOptions)
+    try:
+        reward: Callable[..., Any] = made(model.model_validate(dict(options)))
+    except ValidationError as error:
+        raise ConfigurationError(f"streams.S.reward_options for reward {name!r}: {error}") from error
+    return reward
+
+
+def call_reward(name: str, reward: Callable[..., Any], prompt: Prompt, completion: Completion) -> dict[str, float]:
+    """Named parts of a reward, all finite. Raises RewardFailed whatever goes wrong."""
+    try:
+        value = reward(prompt, completion)
+    except Exception as error:  # the seam to rewards: any failure of a plug-in excludes one trajectory, no more
+        raise RewardFailed(f"reward {name} raised {type(error).__name__}: {error}") from error
+    parts = dict(value) if isinstance(value, Mapping) else {name: value}
+    out = {}
+    for part, number in parts.items():
+        if isinstance(number, bool | int | float | np.number) and math.isfinite(number):
+            out[str(part)] = float(number)
+        else:
+            what = f"reward {name}" if part == name else f"reward {name}, part {part}"
+            raise RewardFailed(f"{what} returned {number!r:.100}: a reward is a finite number")
+    if not out:
+        raise RewardFailed(f"reward {name} returned no part")
+    return out

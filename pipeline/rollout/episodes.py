@@ -1,0 +1,120 @@
+"""Plays one task from its workflow to an acknowledged result, whatever goes wrong on the way.
+
+Goes in: a task; comes out: a Trajectory, an EvalResult or a Score in its topic. An episode that fails, is refused or
+passes its deadline gives an excluded trajectory with the reason, never silence: its group must end.
+"""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headrace.connectors.engines.engine import PromptTooLong
+from headrace.connectors.plugins import load
+from headrace.pipeline.rewards.reward import RewardFailed
+from headrace.pipeline.rewards.scorer import Scorer
+from headrace.pipeline.rollout.delivery import Delivery, excluded
+from headrace.pipeline.rollout.sampler import Sampler, Session
+from headrace.pipeline.workflows.workflow import EpisodeFailed, PolicySession, Workflow, trajectory_of
+from headrace.schemas.config import RunConfig
+from headrace.schemas.parts import Source
+from headrace.schemas.records import EvalResult, Score, Task, Trajectory
+
+__all__ = ("Episodes",)
+
+
+class Episodes:
+    """The episodes of a worker. ``counts``: results by kind and status, and failures by their name."""
+
+    def __init__(self, config: RunConfig, samplers: Mapping[int, Sampler], scorer: Scorer, delivery: Delivery) -> None:
+        self._suite = config.eval.suite
+        self._samplers = samplers
+        self._scorer = scorer
+        self._delivery = delivery
+        self._workflows: dict[str, Workflow] = {}
+        self.counts: Counter[str] = Counter()
+        for stream in config.streams.values():
+            self._workflow(stream.workflow)
+
+    async def play(self, task: Task, place: Source) -> None:
+        """Run the task and return when its result is acknowledged."""
+        task = replace(task, sources=[place, *task.sources])
+        if task.kind == "score":
+            self.counts["score"] += 1
+            await self._delivery.score(
+                Score(
+                    group=task.group,
+                    worker=task.worker,
+                    finished_ms=_now_ms(),
+                    error=f"no group-scope reward: {task.prompt.reward!r} scores single trajectories",
+                    sources=task.sources,
+                )
+            )
+            return
+        trajectory = await self._trajectory(task)
+        self.counts[f"{task.kind} {trajectory.status}"] += 1
+        if task.kind == "eval":
+            await self._delivery.evaluation(self._evaluation(task, trajectory))
+        else:
+            await self._delivery.trajectory(trajectory)
+
+    async def _trajectory(self, task: Task) -> Trajectory:
+        started = _now_ms()
+        try:
+            sessions: dict[int, PolicySession] = {
+                bound.policy: Session(bound.policy, self._samplers[bound.policy], bound) for bound in task.policies
+            }
+            async with asyncio.timeout((task.deadline_ms - started) / 1000):
+                return await self._workflow(task.workflow).run(task, sessions, self._scorer)
+        except TimeoutError:
+            name, reason = "deadline", "env_timeout"
+            error = f"the task's deadline passed after {_now_ms() - started} ms"
+        except PromptTooLong as failure:
+            name, reason, error = "prompt_too_long", "abort", f"prompt_too_long: {failure}"
+        except RewardFailed as failure:
+            name, reason, error = "reward", "env_error", str(failure)
+        except EpisodeFailed as failure:
+            name, reason, error = "episode", failure.end_reason, str(failure)
+        except Exception as failure:  # the seam to workflows: what a plug-in raises ends its episode and no other
+            name, reason = "workflow", "env_error"
+            error = f"workflow {task.workflow} raised {type(failure).__name__}: {failure}"
+        self.counts[f"failed: {name}"] += 1
+        if self.counts[f"failed: {name}"] <= 5:
+            where = f"{task.kind} group {task.group} replica {task.replica} attempt {task.attempt}"
+            sys.stderr.write(f"rollout: {where} is excluded: {error.encode('utf-8', 'backslashreplace').decode()}\n")
+        return excluded(trajectory_of(task, [], [], started_ms=started, end_reason=reason), error)
+
+    def _workflow(self, name: str) -> Workflow:
+        if name not in self._workflows:
+            self._workflows[name] = load("headrace.workflows", name)()
+        return self._workflows[name]
+
+    def _evaluation(self, task: Task, trajectory: Trajectory) -> EvalResult:
+        """The result of an evaluation task: the version asked for, and the versions that sampled it."""
+        bound = task.policies[0]
+        made = [s.versions[s.versions >= 0] for s in trajectory.sequences if s.policy == bound.policy]
+        seen = [int(v) for versions in made if versions.size for v in (versions.min(), versions.max())]
+        untrained = self._samplers[bound.policy].version
+        return EvalResult(
+            policy=bound.policy,
+            suite=self._suite,
+            prompt_id=trajectory.prompt_id,
+            replica=trajectory.replica,
+            version=bound.min_version,
+            oldest_version=min(seen, default=untrained),
+            newest_version=max(seen, default=untrained),
+            reward=trajectory.reward,
+            tokens=sum(s.tokens.size - s.prompt_length for s in trajectory.sequences),
+            end_reason=trajectory.end_reason,
+            finished_ms=trajectory.finished_ms,
+            error=trajectory.error,
+            prompt_text=trajectory.prompt_text,
+            completion_text=trajectory.completion_text,
+            sources=trajectory.sources,
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

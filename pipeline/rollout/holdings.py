@@ -1,0 +1,116 @@
+"""What a worker holds, and the Demand that tells ``schedule`` so (protocol 5).
+
+Goes in: tasks taken and dropped, versions loaded; comes out: Demand records, at least one a heartbeat and at most one
+each 50 ms. A task stays held until its result is acknowledged, so no Demand ends a lease whose result could still be
+lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.schemas.parts import HeldTask, HostedPolicy
+from headrace.schemas.records import Cancel, Demand, Task
+
+__all__ = ("Holdings",)
+
+_LEAST_SECONDS = 0.05
+
+_Key = tuple[str, int, int, int]
+
+
+@dataclass(slots=True)
+class _Held:
+    task: Task
+    episode: "asyncio.Task[None]"
+    view: HeldTask
+
+
+class Holdings:
+    """The held tasks of one incarnation and the pace of its Demand.
+
+    send: writes a Demand. capacity: tasks that may be held at once.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        incarnation: int,
+        *,
+        capacity: int,
+        heartbeat_seconds: float,
+        send: Callable[[Demand], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._worker = worker
+        self._incarnation = incarnation
+        self._capacity = capacity
+        self._heartbeat = heartbeat_seconds
+        self._send = send
+        self._now = now
+        self._held: dict[_Key, _Held] = {}
+        self._changed = True
+        self._sent = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def changed(self) -> None:
+        """Something that Demand tells is different."""
+        self._changed = True
+
+    def take(self, task: Task, episode: "asyncio.Task[None]") -> None:
+        """Hold a task until ``drop``."""
+        view = HeldTask(kind=task.kind, group=task.group, replica=task.replica, attempt=task.attempt)
+        self._held[_key(task)] = _Held(task, episode, view)
+        self._changed = True
+
+    def drop(self, task: Task) -> None:
+        """The task's result is acknowledged, or nobody wants it."""
+        if self._held.pop(_key(task), None) is not None:
+            self._changed = True
+
+    def cancel(self, record: Cancel) -> None:
+        """End the episode of a held task; a result on its way may still arrive."""
+        held = self._held.get(_key(record))
+        if held is not None:
+            held.episode.cancel()
+            self.drop(held.task)
+
+    def cancel_all(self) -> list["asyncio.Task[None]"]:
+        """End every episode; returns them to be waited for."""
+        episodes = [held.episode for held in self._held.values()]
+        for episode in episodes:
+            episode.cancel()
+        self._held.clear()
+        return episodes
+
+    def due(self) -> float:
+        """Seconds until the next Demand; 0 when it is due now."""
+        since = self._now() - self._sent
+        return max(0.0, (_LEAST_SECONDS if self._changed else self._heartbeat) - since)
+
+    def announce(self, *, next_sequence: int, inbox: int, versions: dict[int, int]) -> None:
+        """Send a Demand when one is due."""
+        if self.due() > 0:
+            return
+        now = self._now()
+        self._sent, self._changed = now, False
+        self._send(
+            Demand(
+                worker=self._worker,
+                incarnation=self._incarnation,
+                role="any",
+                capacity=self._capacity,
+                next_sequence=next_sequence,
+                inbox=inbox,
+                sent_ms=int(now * 1000),
+                policies=[HostedPolicy(policy=p, version=v) for p, v in versions.items()],
+                held=[held.view for held in self._held.values()],
+            )
+        )
+
+
+def _key(task: Task | Cancel) -> _Key:
+    return task.kind, task.group, task.replica, task.attempt

@@ -1,0 +1,128 @@
+"""Follows the published weights of the hosted policies in a thread: announcements are hints, the store is the truth.
+
+Goes in: a store and the topic ``deltas``; comes out: verified snapshots for the worker's thread to install between
+two decode steps. A store that is away, or a version that does not verify, leaves the worker on its version and is
+said once.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.stores.chain import NothingCommitted
+from headrace.connectors.stores.store import ObjectStore, StoreError, StoreRefused
+from headrace.pipeline.delta_to_worker import Snapshot, WeightReader
+from headrace.schemas.delta_layout import DeltaError
+
+__all__ = ("WeightFeed",)
+
+
+class WeightFeed:
+    """Snapshots of the policies of a run, newest only.
+
+    names: policies in the order of their index. poll_seconds: longest time between two looks at the store.
+    """
+
+    def __init__(
+        self, store: ObjectStore, connection: Connection, names: list[str], client_id: str, *, poll_seconds: float
+    ) -> None:
+        self._store = store
+        self._connection = connection
+        self._names = names
+        self._client_id = client_id
+        self._poll_seconds = poll_seconds
+        self._readers = [WeightReader(store, connection.run, name) for name in names]
+        self._fresh: SimpleQueue[tuple[int, Snapshot]] = SimpleQueue()
+        self._told: dict[int, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
+        self.fetch_seconds = 0.0
+        """Time spent in fetching so far."""
+
+    def first(self, stopped: Callable[[float], bool]) -> list[Snapshot]:
+        """The head of every policy, waiting for version 0; empty when ``stopped`` (asked with a time to wait) says so.
+
+        Raises StoreRefused and what a damaged chain raises: a worker joins only with verified weights.
+        """
+        out: list[Snapshot] = []
+        for policy, reader in enumerate(self._readers):
+            while True:
+                try:
+                    reader.fetch()
+                    break
+                except StoreRefused:
+                    raise
+                except NothingCommitted:
+                    self._tell(policy, f"waiting for version 0 of policy {self._names[policy]} in {self._store.url}")
+                except StoreError as error:
+                    self._tell(policy, f"waiting for the object store: {error}")
+                if stopped(0.1):
+                    return []
+            out.append(reader.snapshot())
+        return out
+
+    def start(self) -> None:
+        """Follow from here on."""
+        self._thread.start()
+
+    def take(self) -> list[tuple[int, Snapshot]]:
+        """Policies with a newer version than taken before, with its snapshot; does not wait."""
+        newest: dict[int, Snapshot] = {}
+        while True:
+            try:
+                policy, snapshot = self._fresh.get_nowait()
+            except Empty:
+                return list(newest.items())
+            newest[policy] = snapshot
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _follow(self) -> None:
+        consumer = self._connection.consumer(f"{self._client_id}.deltas", auto_offset_reset="latest")
+        topic = self._connection.topic("deltas")
+        consumer.assign([TopicPartition(topic, p) for p in range(len(self._names))])
+        looked = 0.0
+        while not self._stop.is_set():
+            try:
+                announced = consumer.poll(min(self._poll_seconds, 0.2))
+            except KafkaException as error:
+                sys.stderr.write(f"weights: announcements cannot be read ({error}); asking the store\n")
+                announced = None
+                self._stop.wait(self._poll_seconds)
+            if announced is None and time.monotonic() - looked < self._poll_seconds:
+                continue
+            looked = time.monotonic()
+            for policy in range(len(self._names)):
+                self._look(policy)
+        consumer.close()
+
+    def _look(self, policy: int) -> None:
+        reader = self._readers[policy]
+        began = time.monotonic()
+        try:
+            if reader.head_version() > reader.version:
+                reader.fetch()
+                self._fresh.put((policy, reader.snapshot()))
+                self.fetch_seconds += time.monotonic() - began
+            if self._told.pop(policy, ""):
+                self._tell(policy, f"policy {self._names[policy]}: going on with version {reader.version}", keep=False)
+        except (StoreError, DeltaError) as error:
+            self._tell(policy, f"policy {self._names[policy]} stays at version {reader.version}: {error}")
+
+    def _tell(self, policy: int, text: str, *, keep: bool = True) -> None:
+        """Say something once until something else is said of the policy."""
+        if self._told.get(policy) == text:
+            return
+        if keep:
+            self._told[policy] = text
+        sys.stdout.write(f"rollout: {text}\n")
+        sys.stdout.flush()

@@ -1,0 +1,246 @@
+"""The rollout worker: tasks become trajectories, sampled from the newest weights, in one loop that never blocks on
+one.
+
+Goes in: Tasks from its inbox, weights from the object store; comes out: Trajectories, EvalResults and the Demand that
+asks for more. In no consumer group (protocol 5): it may join, die and come back at any time without a rebalance.
+Between two decode steps it reads the inbox, installs weights, starts and ends episodes and serves acknowledgements.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.lifetime import StopSignal, exit_with
+from headrace.connectors.model_folder import ModelFolder, tokenizer_digest
+from headrace.connectors.plugins import load
+from headrace.connectors.stores.open import open_store
+from headrace.pipeline.rewards.scorer import Scorer
+from headrace.pipeline.rollout.delivery import Delivery
+from headrace.pipeline.rollout.episodes import Episodes
+from headrace.pipeline.rollout.holdings import Holdings
+from headrace.pipeline.rollout.inbox import Inbox
+from headrace.pipeline.rollout.sampler import Sampler
+from headrace.pipeline.rollout.weights import WeightFeed
+from headrace.schemas.config import RunConfig, read_config
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.parts import Source
+from headrace.schemas.records import Cancel, Resume, RunEnd, RunManifest, Stop, Suspend, Task
+
+__all__ = ("RolloutWorker", "main")
+
+_IDLE_SECONDS = 0.2
+"""Longest wait for a record when nothing runs."""
+_PENDING_SECONDS = 0.002
+"""The same while episodes wait for something else: a reward, a version, an acknowledgement."""
+_REPORT_SECONDS = 30.0
+
+
+class RolloutWorker:
+    """One incarnation of a worker; ``run`` returns when the run has ended or the process should stop."""
+
+    def __init__(self, config: RunConfig, connection: Connection, name: str, stop: StopSignal) -> None:
+        self._config = config
+        self._connection = connection
+        self._name = name
+        self._stop = stop
+        self._ended = False
+        self._suspended = False
+        self._fault: BaseException | None = None
+
+    def run(self) -> None:
+        """Join the run, work, leave. Raises ConfigurationError for a wrong model, tokenizer, plug-in or store."""
+        config = self._config
+        manifest = self._manifest()
+        if manifest is None:
+            return
+        self._check_tokenizers(manifest)
+        self._store = open_store(config.store, config.run_folder())
+        self._scorer = Scorer(config)
+        self._samplers = self._make_samplers()
+        self._feed = WeightFeed(
+            self._store, self._connection, config.policy_names(), self._name, poll_seconds=config.rollout.poll_seconds
+        )
+        partitions = manifest.partitions.get("trajectories", config.run.group_partitions)
+        self._delivery = Delivery(
+            self._connection,
+            self._name,
+            partitions=partitions,
+            store=self._store,
+            offload_bytes=config.rollout.offload_bytes,
+            retries=config.store.retries,
+        )
+        self._episodes = Episodes(config, self._samplers, self._scorer, self._delivery)
+        try:
+            if self._join():
+                asyncio.run(self._work())
+        finally:
+            self._leave()
+
+    def _manifest(self) -> RunManifest | None:
+        """What the run was created with, waiting for it; None when the process should stop first."""
+        said = False
+        while True:
+            for raw in self._connection.read_topic("run"):
+                record = raw.decoded()
+                if isinstance(record, RunManifest):
+                    return record
+            if not said:
+                _say(f"waiting for the manifest of run {self._config.run.id} in {self._connection.topic('run')}")
+                said = True
+            if self._stop.wait(0.5):
+                return None
+
+    def _check_tokenizers(self, manifest: RunManifest) -> None:
+        for name, policy in self._config.policies.items():
+            digest = tokenizer_digest(policy.model)
+            if manifest.tokenizer_digest and digest != manifest.tokenizer_digest:
+                raise ConfigurationError(
+                    f"policy {name}: {policy.model} tokenises otherwise than the run (digest {digest[:12]}, the run's "
+                    f"manifest has {manifest.tokenizer_digest[:12]}): tokenizer, chat template or special tokens "
+                    "differ; give this worker the model folder that the run was created with"
+                )
+
+    def _make_samplers(self) -> dict[int, Sampler]:
+        rollout = self._config.rollout
+        make = load("headrace.engines", rollout.engine)
+        samplers = {}
+        for policy, section in enumerate(self._config.policies.values()):
+            engine = make(
+                section.model,
+                slots=rollout.slots,
+                max_prompt_tokens=rollout.max_prompt_tokens,
+                threads=rollout.threads,
+                options=rollout.options,
+            )
+            samplers[policy] = Sampler(policy, engine, ModelFolder(section.model))
+        return samplers
+
+    def _join(self) -> bool:
+        """Load the head weights, then take the inbox's end, then look for the end mark; false when there is no work."""
+        snapshots = self._feed.first(self._stop.wait)
+        if len(snapshots) < len(self._samplers):
+            return False
+        for policy, snapshot in enumerate(snapshots):
+            self._samplers[policy].load(snapshot.weights, snapshot.version.version)
+        incarnation = time.time_ns() // 1_000_000
+        self._inbox = Inbox(self._connection, self._name, incarnation)
+        if any(isinstance(raw.decoded(), RunEnd) for raw in self._connection.read_topic("run")):
+            _say("the run has ended")
+            return False
+        rollout = self._config.rollout
+        self._holdings = Holdings(
+            self._name,
+            incarnation,
+            capacity=rollout.slots + 1,
+            heartbeat_seconds=rollout.heartbeat_seconds,
+            send=lambda demand: self._delivery.send("demand", demand, 0),
+        )
+        self._feed.start()
+        versions = ", ".join(
+            f"{n} at version {self._samplers[i].version}" for i, n in enumerate(self._config.policy_names())
+        )
+        _say(f"{self._name} joins with {rollout.slots} slots, inbox {self._inbox.partition}, policies {versions}")
+        return True
+
+    async def _work(self) -> None:
+        reported, tokens = time.monotonic(), 0
+        while not self._ended and not self._stop.is_set():
+            busy = [s for s in self._samplers.values() if s.busy and not self._suspended]
+            self._read(0.0 if busy else self._patience())
+            for policy, snapshot in self._feed.take():
+                self._samplers[policy].load(snapshot.weights, snapshot.version.version)
+                self._holdings.changed()
+            for sampler in busy:
+                sampler.step()
+            self._delivery.poll(0)
+            if self._fault is not None:
+                raise self._fault
+            # Demand first, so that the next tasks are on their way while these results are
+            self._holdings.announce(
+                next_sequence=self._inbox.next_sequence,
+                inbox=self._inbox.partition,
+                versions={policy: sampler.version for policy, sampler in self._samplers.items()},
+            )
+            await asyncio.sleep(0)
+            if time.monotonic() - reported >= _REPORT_SECONDS:
+                made = sum(s.tokens for s in self._samplers.values())
+                self._report(made - tokens, time.monotonic() - reported)
+                reported, tokens = time.monotonic(), made
+        await asyncio.gather(*self._holdings.cancel_all(), return_exceptions=True)
+
+    def _patience(self) -> float:
+        pending = len(self._holdings) > 0 or self._delivery.unacknowledged > 0
+        return min(self._holdings.due(), _PENDING_SECONDS if pending else _IDLE_SECONDS)
+
+    def _read(self, seconds: float) -> None:
+        for place, record in self._inbox.read(seconds):
+            if isinstance(record, Task):
+                episode = asyncio.create_task(self._play(record, place))
+                episode.add_done_callback(self._episode_done)
+                self._holdings.take(record, episode)
+            elif isinstance(record, Cancel):
+                self._holdings.cancel(record)
+            elif isinstance(record, Suspend | Resume):
+                self._suspended = isinstance(record, Suspend)
+                _say("suspended" if self._suspended else "goes on")
+            elif isinstance(record, Stop):
+                _say(f"the run stops: {record.reason}")
+                self._ended = True
+        for raw, error in self._inbox.undecodable:
+            self._delivery.dead(raw.value, error, raw.source)
+        self._inbox.undecodable.clear()
+
+    async def _play(self, task: Task, place: Source) -> None:
+        await self._episodes.play(task, place)
+        self._holdings.drop(task)
+
+    def _episode_done(self, episode: "asyncio.Task[None]") -> None:
+        """An episode that ends without a result is a fault of this worker: it must not hold the task for ever."""
+        if not episode.cancelled() and (error := episode.exception()) is not None:
+            self._fault = self._fault or error
+
+    def _report(self, tokens: int, seconds: float) -> None:
+        counts = ", ".join(f"{name} {n}" for name, n in sorted(self._episodes.counts.items()))
+        _say(f"{tokens / seconds:,.0f} tokens/s, {len(self._holdings)} tasks held; so far {counts or 'nothing'}")
+
+    def _leave(self) -> None:
+        self._feed.close()
+        self._scorer.close()
+        unsent = self._delivery.close(2.0)
+        if unsent:
+            _say(f"{unsent} records were not acknowledged; their tasks are issued again")
+        if hasattr(self, "_inbox"):
+            self._inbox.close()
+        for sampler in self._samplers.values():
+            sampler.engine.close()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"rollout: {text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m headrace.pipeline.task_to_trajectory``: run one rollout worker."""
+    parser = argparse.ArgumentParser(prog="headrace.pipeline.task_to_trajectory", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's resolved config.json")
+    parser.add_argument("--instance", required=True, help="name of this worker")
+    parser.add_argument("--bootstrap", default=None, help="Kafka address, over the configured one")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when standard input closes")
+    options = parser.parse_args(arguments)
+    stop = StopSignal().listen(with_parent=options.exit_with_parent)
+
+    def run() -> None:
+        config = read_config(options.config)
+        connection = Connection.of(config.kafka, config.run.id, options.bootstrap)
+        connection.wait_for_broker()
+        RolloutWorker(config, connection, options.instance, stop).run()
+
+    return exit_with(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

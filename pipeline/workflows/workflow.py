@@ -1,0 +1,165 @@
+"""The contract of a workflow: a task in, a trajectory out, sampling and scoring through what it is given.
+
+A workflow is a coroutine in the worker's one thread: it awaits generations and scores and blocks on nothing else, so
+that the episodes of a worker overlap. It never sees weights, versions or leases; the sessions it samples through are
+bound to the task's versions and end with its deadline.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.connectors.engines.engine import Generation, neutral
+from headrace.pipeline.rewards.reward import Completion
+from headrace.schemas import parts
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.parts import Reward, Sampling
+from headrace.schemas.records import Prompt, Task, Trajectory
+
+__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "sequence_of", "trajectory_of")
+
+_EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
+
+
+class EpisodeFailed(HeadraceError):
+    """An episode that gives no usable trajectory; its trajectory is excluded with this message."""
+
+    def __init__(self, message: str, end_reason: str = "env_error") -> None:
+        super().__init__(message)
+        self.end_reason = end_reason
+
+
+class PolicySession(Protocol):
+    """One policy as a task may use it."""
+
+    @property
+    def policy(self) -> int:
+        """Index of the policy."""
+        ...
+
+    def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        """Token ids of a prompt."""
+        ...
+
+    def decode(self, tokens: npt.NDArray[np.int32]) -> str:
+        """Text of token ids without special tokens."""
+        ...
+
+    async def generate(self, prompt: npt.NDArray[np.int32], sampling: Sampling) -> Generation:
+        """Sample a completion; no token is sampled below the task's min version. Raises PromptTooLong."""
+        ...
+
+
+class Scoring(Protocol):
+    """The prompt's reward."""
+
+    async def score(self, prompt: Prompt, completion: Completion, *, role: str = "") -> list[Reward]:
+        """Reward parts. Raises RewardFailed."""
+        ...
+
+
+class Workflow(Protocol):
+    """A workflow plug-in."""
+
+    async def run(self, task: Task, engines: Mapping[int, PolicySession], rewards: Scoring) -> Trajectory:
+        """Play the task's episode. ``engines``: the task's policies by index.
+
+        Any exception excludes the trajectory; EpisodeFailed says why in words of its own.
+        """
+        ...
+
+
+def sequence_of(
+    policy: int, role: str, prompt: npt.NDArray[np.int32], generation: Generation, sampling: Sampling
+) -> parts.Sequence:
+    """A Sequence of one prompt and one generation, with the masks that its end and its sampling ask for.
+
+    Sampling that changes the distribution, and a full context, are not trained: mask 0 throughout. Raises
+    EpisodeFailed for a generation without tokens or with a log-prob that is not finite.
+    """
+    made = generation.tokens.size
+    if made == 0:
+        raise EpisodeFailed(f"empty completion: no token was sampled (end reason {generation.end_reason})", "abort")
+    if not np.isfinite(generation.logprobs).all():
+        at = int(np.flatnonzero(~np.isfinite(generation.logprobs))[0])
+        raise EpisodeFailed(
+            f"log-prob of sampled token {at} is {generation.logprobs[at]} at version {generation.versions[at]}: the "
+            "weights or logits are not finite"
+        )
+    trainable = neutral(sampling)
+    trained = trainable and generation.end_reason != "context_full"
+    before = prompt.size
+    logprobs, mask = np.zeros(before + made, np.float32), np.zeros(before + made, np.uint8)
+    versions = np.full(before + made, -1, np.int32)
+    if trained:
+        logprobs[before:], mask[before:], versions[before:] = generation.logprobs, 1, generation.versions
+    return parts.Sequence(
+        policy=policy,
+        role=role,
+        prompt_length=before,
+        end_reason=generation.end_reason,
+        oldest_version=int(generation.versions.min()) if trained else -1,
+        newest_version=int(generation.versions.max()) if trained else -1,
+        trainable=trainable,
+        sampling=sampling,
+        tokens=np.concatenate([prompt, generation.tokens]),
+        logprobs=logprobs,
+        mask=mask,
+        versions=versions,
+    )
+
+
+def trajectory_of(
+    task: Task,
+    sequences: Sequence[parts.Sequence],
+    rewards: Sequence[Reward],
+    *,
+    started_ms: int,
+    prompt_text: str = "",
+    completion_text: str = "",
+    error: str = "",
+    end_reason: str = "",
+) -> Trajectory:
+    """The Trajectory of a task from what its episode made; with ``error``, an excluded one.
+
+    The reward is the sum of the parts without role and turn. End reason: the given one, else the last sequence's.
+    """
+    end = end_reason or (sequences[-1].end_reason if sequences else "abort")
+    oldest: dict[str, int] = {}
+    for sequence in sequences:
+        if sequence.oldest_version >= 0:
+            key = str(sequence.policy)
+            oldest[key] = min(oldest.get(key, sequence.oldest_version), sequence.oldest_version)
+    excluded = bool(error) or end in _EXCLUDING
+    return Trajectory(
+        group=task.group,
+        replica=task.replica,
+        attempt=task.attempt,
+        worker=task.worker,
+        incarnation=task.incarnation,
+        stream=task.stream,
+        prompt_id=task.prompt.prompt_id,
+        status="excluded" if excluded else "train",
+        end_reason=end,
+        reward=sum(part.value for part in rewards if not part.role and part.turn < 0),
+        tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
+        started_ms=started_ms,
+        finished_ms=time.time_ns() // 1_000_000,
+        task_type=task.prompt.task_type,
+        error=error,
+        prompt_text=prompt_text,
+        completion_text=completion_text,
+        rewards=list(rewards),
+        oldest_versions=oldest,
+        sources=list(task.sources),
+        sequences=list(sequences),
+    )
+
+
+def seeded(sampling: Sampling, seed: int) -> Sampling:
+    """The parameters with a seed of their own where none is set."""
+    return replace(sampling, seed=seed) if sampling.seed < 0 else sampling
