@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from headrace.connectors.blobs import get_sequences
 from headrace.connectors.kafka import Connection
@@ -246,7 +247,7 @@ class Trainer:
                 found = self._reader.order(self._batch + 1)
             except Stopped as stopped:
                 found = stopped
-        order: Manifest | End | Stopped = self._ranks.broadcast(found)
+        order = cast(Manifest | End | Stopped, self._ranks.broadcast(found))
         if isinstance(order, Stopped):
             raise order
         return order

@@ -38,6 +38,14 @@ class StepsSeen:
         """The lineage in force."""
         return self.rollback.lineage if self.rollback else 0
 
+    @property
+    def base(self) -> Point | None:
+        """The state that the lineage in force starts from; None in the first lineage."""
+        back = self.rollback
+        if back is None:
+            return None
+        return Point(lineage=back.base_lineage, batch=back.base_batch, version=back.base_version)
+
 
 def seen_in(records: Iterable[Record]) -> StepsSeen:
     """The state that a policy's records of ``steps`` lead to, in their order."""
@@ -105,7 +113,7 @@ def decide(seen: StepsSeen, head: Point | None, checkpoints: Sequence[Point]) ->
 
 
 def _restart_point(seen: StepsSeen, checkpoints: Sequence[Point]) -> Point | None:
-    """The newest checkpoint of the lineage in force, else the one that the lineage starts from; None: initial weights."""
+    """The newest checkpoint of the lineage in force, else the one that it starts from; None: the initial weights."""
     mine = [point for point in checkpoints if point.lineage == seen.lineage]
     if mine:
         return max(mine)
@@ -127,15 +135,11 @@ def rollback_base(seen: StepsSeen, checkpoints: Sequence[Point], version: int) -
     Version 0 means the initial weights. Raises ConfigurationError when the run has stopped or nothing fits.
     """
     if seen.stopped:
-        raise ConfigurationError(
-            "--resume-from is refused: this policy has stopped (its Stop stands in the steps topic)"
-        )
+        raise ConfigurationError("--resume-from is refused: this policy has stopped (its Stop stands in steps)")
     if version == 0:
         return Point(lineage=0, batch=0, version=0)
     chain = [point for point in checkpoints if point.lineage == seen.lineage]
-    if seen.rollback is not None:
-        base = seen.rollback
-        chain += [p for p in checkpoints if (p.lineage, p.batch) == (base.base_lineage, base.base_batch)]
+    chain += [point for point in checkpoints if point == seen.base]
     fitting = [point for point in chain if point.version <= version]
     if not fitting:
         kept = ", ".join(str(point.version) for point in sorted(chain)) or "none"

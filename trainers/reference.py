@@ -1,4 +1,4 @@
-"""The frozen reference policy of losses with a KL penalty: the initial weights, rounded to bf16 like what is trained."""
+"""The frozen reference policy of losses with a KL penalty: the initial weights, rounded to bf16 like the trained."""
 
 from pathlib import Path
 

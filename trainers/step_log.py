@@ -77,7 +77,7 @@ class StepLog:
         self._incarnation = 0
 
     def open(self) -> None:
-        """Fence a predecessor, then sweep away what a broker may have forgotten to abort. Raises Stopped, Superseded."""
+        """Fence a predecessor, then sweep away what a broker forgot to abort. Raises Stopped, Superseded."""
         self._producer = self._connection.producer(self._client_id, self._id)
         self._repeated(lambda: self._live.init_transactions(_TIMEOUT), "init_transactions")
         self._incarnation = self._committed_incarnation() + 1

@@ -1,7 +1,8 @@
 """The contract of a training backend: log-probs with gradient in, updated bf16 weights out.
 
-Whatever the precision of its arithmetic, a backend keeps fp32 master weights and computes on their bf16 rounding, which
-is exactly what it publishes; so a rollout engine on the published weights computes what the trainer computes (design 8).
+Whatever the precision of its arithmetic, a backend keeps fp32 master weights and computes on their bf16 rounding,
+which is exactly what it publishes; so a rollout engine on the published weights computes what the trainer computes
+(design 8).
 """
 
 from collections.abc import Mapping
@@ -56,5 +57,5 @@ class Backend(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Take up a state that ``save`` wrote with the same count of ranks. Raises ConfigurationError when it cannot."""
+        """Take up a state that ``save`` wrote with the same count of ranks. Raises ConfigurationError if it cannot."""
         ...

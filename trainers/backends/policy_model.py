@@ -43,7 +43,7 @@ class PolicyModel(nn.Module):
 
 
 def load_policy_model(folder: Path | str) -> PolicyModel:
-    """The model of a Hugging Face folder, float32, without dropout. Raises ConfigurationError when it cannot be loaded."""
+    """The model of a Hugging Face folder, float32, without dropout. Raises ConfigurationError when there is none."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -22,7 +22,7 @@ class Correction(BaseModel):
     level: per token, or one value per sequence. action: ``clamp`` limits the weight to ``upper``, ``mask`` gives weight
     0 beyond ``upper`` (or below ``lower``), ``off`` gives 1 everywhere. metric: what is compared with the bounds; for
     k1, k2, k3 the weight stays the token's ratio. reduce: how a sequence's tokens become one criterion. product: a
-    sequence's weight is the product of its ratios instead of their geometric mean. normalize: divide by the mean weight.
+    sequence's weight is the product of its ratios instead of their geometric mean. normalize: divide by the mean.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

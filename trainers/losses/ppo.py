@@ -1,4 +1,4 @@
-"""PPO's clipped loss on the ratio new / prox or new / behave, with the engine-mismatch correction (spec/losses.md B2)."""
+"""PPO's clipped loss on the ratio new / prox or new / behave, with the engine-mismatch correction."""
 
 from typing import ClassVar, Literal
 
