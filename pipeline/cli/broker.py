@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
+from headrace.pipeline.cli.arguments import command_group
 
+__all__ = ("app",)
+
+app = command_group("The local broker by itself.")
+
+
+@app.command()
 def broker(
     data: Annotated[Path, typer.Option(help="Folder for topics and state; made when missing.")],
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses a free one and prints it.")] = 9092,

@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks.NAME [--quick] [--json FILE]` prints a table and writes one flat JSON object."""
