@@ -122,7 +122,7 @@ class Context(Protocol):
         ...
 
     def set_paused(self, topic: str, paused: bool) -> None:
-        """Stop or go on reading an input topic of small records (``prompts``); nothing happens when it is so already."""
+        """Stop or go on reading an input topic of small records (``prompts``); idempotent."""
         ...
 
     def drop(self, received: Received, reason: str) -> None:

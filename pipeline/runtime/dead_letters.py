@@ -1,0 +1,59 @@
+"""Dead letters: a record that a stage could not use, kept with its original bytes and the reason.
+
+The value is the original one, the headers are the six of Kafka Streams (``__streams.errors.*``) after the record's own.
+Above 1 MB the letter holds the first 64 KB and, in headers, the size and the sha256 of all.
+"""
+
+import hashlib
+import traceback
+from collections.abc import Sequence
+
+__all__ = ("TOPIC", "letter_headers", "letter_value")
+
+TOPIC = "dead-letters"
+_WHOLE_BYTES = 1 << 20
+_KEPT_BYTES = 64 << 10
+_STACK_CHARACTERS = 8_000
+_OWN_HEADER_BYTES = 16 << 10
+
+HeaderList = list[tuple[str, bytes | None]]
+
+
+def letter_value(value: bytes | None) -> bytes | None:
+    """The value of the letter: all of it, or its first 64 KB when it is over 1 MB."""
+    return value if value is None or len(value) <= _WHOLE_BYTES else value[:_KEPT_BYTES]
+
+
+def letter_headers(
+    error: BaseException,
+    *,
+    topic: str,
+    partition: int,
+    offset: int,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
+    stage: str,
+) -> HeaderList:
+    """Headers of the letter for a record at ``topic[partition]@offset`` (topic with the run's prefix).
+
+    The record's own headers come first, unless they are over 16 KB in all; ``stage`` says who could not use it.
+    """
+    stack = "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
+    kind = type(error)
+    own = list(headers) if sum(len(k) + len(v or b"") for k, v in headers) <= _OWN_HEADER_BYTES else []
+    out: HeaderList = [
+        *own,
+        ("__streams.errors.exception", f"{kind.__module__}.{kind.__qualname__}".encode()),
+        ("__streams.errors.message", str(error).encode("utf-8", "replace")[:_STACK_CHARACTERS]),
+        ("__streams.errors.stacktrace", stack.encode("utf-8", "replace")),
+        ("__streams.errors.topic", topic.encode()),
+        ("__streams.errors.partition", str(partition).encode()),
+        ("__streams.errors.offset", str(offset).encode()),
+        ("hr-stage", stage.encode()),
+    ]
+    if value is not None and len(value) > _WHOLE_BYTES:
+        out += [
+            ("hr-size", str(len(value)).encode()),
+            ("hr-sha256", hashlib.sha256(value).hexdigest().encode()),
+        ]
+    return out

@@ -1,0 +1,96 @@
+"""What a worker asks the cluster beside its stream of records: ends of partitions, marks, committed positions.
+
+Questions go through a client of their own, because on the consumer's connection they would wait behind its long poll.
+A question that must have an answer is repeated until the broker is back or the process must stop.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
+
+from headrace.connectors.kafka import Connection, Consumer
+from headrace.connectors.kafka_errors import BrokerUnreachable, KafkaFailure
+from headrace.connectors.lifetime import StopSignal
+from headrace.pipeline.runtime.frontier import Place
+from headrace.pipeline.runtime.marks import Mark
+from headrace.pipeline.runtime.transaction import CALL_SECONDS, ProducerLost
+from headrace.schemas.ids import unprefixed
+
+__all__ = ("Questions",)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_ASK_SECONDS = 1.0
+
+
+class Questions:
+    """Questions of one worker; ``consumer`` is its group consumer, whose committed offsets are the group's."""
+
+    def __init__(self, connection: Connection, consumer: Consumer, name: str, stop: StopSignal) -> None:
+        self._connection = connection
+        self._consumer = consumer
+        self._asker = connection.consumer(f"{name}.ask")
+        self._stop = stop
+        self._partitions: dict[Place, TopicPartition] = {}
+
+    def ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
+        """Last stable offsets of places in one request, None when the broker does not answer within a second.
+
+        Raises ProducerLost when the process must stop while it does not answer.
+        """
+        wanted = [TopicPartition(self._connection.topic(t), p, OFFSET_END) for t, p in places]
+        try:
+            found = self._asker.offsets_for_times(wanted, timeout=_ASK_SECONDS)
+        except KafkaException:
+            found = []
+        if not found or any(p.error is not None or p.offset < 0 for p in found):
+            if self._stop.is_set():
+                raise ProducerLost("stopped while the broker was away")
+            return None
+        return {(unprefixed(self._connection.run, p.topic), p.partition): p.offset for p in found}
+
+    def newest(self, place: Place) -> int:
+        """End of a place in the newest fetch (high watermark), 0 when there was none."""
+        partition = self._partitions.get(place)
+        if partition is None:
+            partition = self._partitions[place] = TopicPartition(self._connection.topic(place[0]), place[1])
+        marks = self._consumer.get_watermark_offsets(partition, cached=True)
+        return max(0, marks[1]) if marks else 0
+
+    def committed(self, places: Sequence[Place]) -> dict[Place, tuple[int, Mark | None]]:
+        """The group's committed offset (-1 for none) and mark of each place; waits out open transactions."""
+
+        def ask() -> dict[Place, tuple[int, Mark | None]]:
+            wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
+            out = {}
+            for p in self._consumer.committed(wanted, timeout=CALL_SECONDS):
+                if p.error is not None:
+                    raise KafkaException(p.error)
+                out[unprefixed(self._connection.run, p.topic), p.partition] = (
+                    max(-1, p.offset),
+                    Mark.parse(p.metadata),
+                )
+            return out
+
+        return self.patiently("the group's committed offsets", ask)
+
+    def marks(self, places: Sequence[Place]) -> list[Mark | None]:
+        """The marks in the committed offsets of places."""
+        return [mark for _, mark in self.committed(places).values()]
+
+    def patiently(self, what: str, ask: Callable[[], T]) -> T:
+        """Ask until there is an answer. Raises ProducerLost when the process must stop first."""
+        while True:
+            try:
+                return ask()
+            except (KafkaException, KafkaFailure, BrokerUnreachable) as error:
+                log.info("asking for %s: %s; again", what, error)
+                if self._stop.wait(0.2):
+                    raise ProducerLost(f"stopped while asking for {what}") from error
+
+    def close(self) -> None:
+        """Close the client."""
+        self._asker.close()

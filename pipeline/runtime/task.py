@@ -1,0 +1,349 @@
+"""One task: a stage over its stores, timers and input positions, with every effect of a call made or none.
+
+A task knows no Kafka client: records come in through ``take``, outputs and changelog records go out through a sink (the
+worker's transaction), and ``commit`` or ``reset`` say how the transaction ended. Its life is created, restoring,
+running, suspended (partitions revoked, stores kept), closed.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Protocol
+
+from headrace.pipeline.runtime.context import Output, TaskContext
+from headrace.pipeline.runtime.dead_letters import TOPIC as DEAD_LETTERS
+from headrace.pipeline.runtime.dead_letters import letter_headers, letter_value
+from headrace.pipeline.runtime.frontier import Frontier, Place
+from headrace.pipeline.runtime.metrics import StageMetrics
+from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
+from headrace.pipeline.runtime.store import MemoryStore
+from headrace.pipeline.runtime.timers import Timers
+from headrace.pipeline.runtime.transaction import SWEEP_RECORD, ProducerLost, TransactionAborted
+from headrace.schemas.codec import decode
+from headrace.schemas.config import RunConfig
+from headrace.schemas.errors import ConfigurationError, UndecodableRecord
+from headrace.schemas.ids import changelog_topic
+from headrace.schemas.topics import STORES
+
+__all__ = ("Message", "Sink", "Task", "TaskState")
+
+log = logging.getLogger(__name__)
+
+POSITIONS_KEY = b"p"
+"""Store key of the input positions and the time at which they were saved."""
+TIMER_BUDGET_SECONDS = 0.05
+"""Time for timers within one turn; the rest fire in the next."""
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class TaskState(Enum):
+    """Where a task stands in its life."""
+
+    CREATED = "created"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    CLOSED = "closed"
+
+
+_NEXT: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.CREATED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
+    TaskState.RESTORING: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.RUNNING: frozenset({TaskState.SUSPENDED, TaskState.CLOSED}),
+    TaskState.SUSPENDED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.CLOSED: frozenset(),
+}
+
+
+class Sink(Protocol):
+    """Where a task's records go: the open transaction. Topics are without the run's prefix."""
+
+    def __call__(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        """Write one record. Raises TransactionAborted, ProducerLost."""
+        ...
+
+
+class Message(Protocol):
+    """One input record as it was read: RawRecord, or a test's own."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp_ms(self) -> int: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
+class Task:
+    """One task of a sub-topology."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        sub_topology: str,
+        number: int,
+        places: tuple[Place, ...],
+        factory: StageFactory,
+        sink: Sink,
+        frontier: Frontier,
+        metrics: Metrics,
+        clock: Callable[[], int],
+        pause: Callable[[list[Place], bool], None],
+    ) -> None:
+        self.number = number
+        self.places = places
+        self.state = TaskState.CREATED
+        self.touched = False
+        """True when something was folded or written since the last commit."""
+        self.acted = 0.0
+        """Monotonic time of the last ``act``."""
+        self.changelog_end = -1
+        """End of the changelog when the task was suspended."""
+        self._config = config
+        self._sub_topology = sub_topology
+        self._factory = factory
+        self._sink = sink
+        self._frontier = frontier
+        self._clock = clock
+        self._metrics = StageMetrics(metrics, sub_topology)
+        self._stores = {name: MemoryStore() for name in STORES[sub_topology]}
+        self._first = next(iter(self._stores.values()))
+        self._timers = Timers(self._first)
+        self._due_ends: tuple[int, dict[Place, int]] | None = None
+        self._context = TaskContext(
+            config=config,
+            sub_topology=sub_topology,
+            partition=number,
+            places=places,
+            stores=self._stores,
+            timers=self._timers,
+            frontier=frontier,
+            metrics=self._metrics,
+            pause=pause,
+        )
+        self._stage: Stage = factory(config, number)
+
+    # life
+
+    def move_to(self, state: TaskState) -> None:
+        """The one transition function. Raises RuntimeError for a step that the life of a task does not have."""
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"task {self._sub_topology}[{self.number}] cannot go from {self.state} to {state}")
+        self.state = state
+
+    def changelogs(self) -> dict[str, str]:
+        """Changelog topic of each store."""
+        return {name: changelog_topic(self._sub_topology, name) for name in self._stores}
+
+    def restore(self, store: str, entries: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """Fold records of a store's changelog, in order."""
+        self._stores[store].restore(entries)
+
+    def saved_positions(self) -> dict[Place, int] | None:
+        """Input positions in the changelog; None when the task never committed."""
+        value = self._first.get(POSITIONS_KEY)
+        if value is None:
+            return None
+        return {(topic, partition): offset for topic, partition, offset in json.loads(value)["at"]}
+
+    def start(self) -> None:
+        """Restored: give the timers the time back in which nobody ran this task, and open the stage."""
+        self._timers.reload()
+        self._resume()
+        self.move_to(TaskState.RUNNING)
+        self._open()
+
+    def resume(self) -> None:
+        """Suspended, and nobody else wrote the changelog: go on with stores and stage as they are."""
+        self._resume()
+        self.move_to(TaskState.RUNNING)
+
+    def _resume(self) -> None:
+        now = self._clock()
+        self._context.assigned_ms = now
+        self._due_ends = None
+        value = self._first.get(POSITIONS_KEY)
+        if value is not None:
+            self.shift_timers(int(json.loads(value)["saved_ms"]), now)
+
+    def shift_timers(self, start_ms: int, end_ms: int) -> None:
+        """Time from ``start_ms`` to ``end_ms`` does not count towards timers: there was no broker, or no worker."""
+        self._due_ends = None
+        if end_ms > start_ms and self._timers.shift(start_ms, end_ms):
+            self.touched = True
+
+    @property
+    def paused_places(self) -> list[Place]:
+        """Input partitions that the stage does not want to read at present."""
+        return [place for place in self.places if place[0] in self._context.paused]
+
+    def finished(self) -> bool:
+        """True when this task's part of the run is over."""
+        return self._stage.finished()
+
+    # calls
+
+    def take(self, message: Message) -> None:
+        """Fold one record; one that cannot be used goes to ``dead-letters`` and leaves no half effects.
+
+        Raises TransactionAborted, ProducerLost.
+        """
+        self._frontier.read((message.topic, message.partition), message.offset)
+        self.touched = True
+        headers = message.headers
+        if any(k == "hr-record" and v == SWEEP_RECORD for k, v in headers):
+            return
+        try:
+            record = decode(message.value, headers)
+        except UndecodableRecord as error:
+            self._bury(message, error)
+            return
+        received = Received(
+            topic=message.topic,
+            partition=message.partition,
+            offset=message.offset,
+            timestamp_ms=message.timestamp_ms,
+            record=record,
+            size=len(message.value or b""),
+        )
+        self._begin_call()
+        try:
+            self._stage.process(received, self._context)
+        except (TransactionAborted, ProducerLost, ConfigurationError):
+            raise
+        except Exception as error:  # the seam of per-record atomicity: whatever a stage or plug-in raises
+            self._undo_call()
+            self._bury(message, error)
+            self._open()
+        else:
+            self._end_call()
+
+    def fire_timers(self) -> None:
+        """Fire what is due, once the inputs have been read to the ends seen after it became due (protocol 7)."""
+        now = self._clock()
+        due = self._timers.next_due_ms()
+        if due is None or due > now:
+            return
+        if self._due_ends is None:
+            ends = self._frontier.ends(self._context.places_of())
+            if ends is None:
+                return
+            self._due_ends = (now, ends)
+        seen, ends = self._due_ends
+        if not self._frontier.reached(ends):
+            return
+        until = time.monotonic() + TIMER_BUDGET_SECONDS
+        while True:
+            self._begin_call()
+            timer = self._timers.pop_due(seen)
+            if timer is None:
+                self._due_ends = None
+                return
+            self._stage.on_timer(*timer, self._context)
+            self._end_call()
+            self.touched = True
+            if time.monotonic() > until:
+                return
+
+    def act(self) -> None:
+        """Let the stage decide on what was folded."""
+        self.acted = time.monotonic()
+        self._begin_call()
+        self._stage.act(self._context)
+        self._end_call()
+
+    def next_due_ms(self) -> int | None:
+        """When the next timer is due."""
+        return self._timers.next_due_ms()
+
+    def _open(self) -> None:
+        self._stage = self._factory(self._config, self.number)
+        self._begin_call()
+        self._stage.open(self._context)
+        self._end_call()
+
+    def _begin_call(self) -> None:
+        self._context.begin_call(self._clock())
+        self._timers.mark()
+        for store in self._stores.values():
+            store.mark()
+
+    def _end_call(self) -> None:
+        outputs: list[Output] = self._context.outputs
+        if outputs:
+            self.touched = True
+            for topic, partition, key, value, headers in outputs:
+                self._sink(topic, partition, key, value, headers)
+
+    def _undo_call(self) -> None:
+        self._context.outputs.clear()
+        self._timers.undo()
+        for store in self._stores.values():
+            store.undo()
+
+    def _bury(self, message: Message, error: Exception) -> None:
+        where = f"{message.topic}[{message.partition}]@{message.offset}"
+        log.warning("%s: dead letter for %s: %s: %s", self._sub_topology, where, type(error).__name__, error)
+        self._metrics.count("dead_letters_total", topic=message.topic, error=type(error).__name__)
+        headers = letter_headers(
+            error,
+            topic=f"{self._config.run.id}.{message.topic}",
+            partition=message.partition,
+            offset=message.offset,
+            value=message.value,
+            headers=message.headers,
+            stage=self._sub_topology,
+        )
+        self._sink(DEAD_LETTERS, 0, None, letter_value(message.value), headers)
+
+    # the transaction
+
+    @property
+    def dirty(self) -> bool:
+        """True when a commit has something to say of this task."""
+        return self.touched or any(store.dirty for store in self._stores.values())
+
+    def positions(self) -> dict[Place, int]:
+        """Next offset of every input."""
+        return {place: self._frontier.positions[place] for place in self.places}
+
+    def write_changelog(self) -> None:
+        """Put positions and all uncommitted writes into the transaction."""
+        at = [[topic, partition, offset] for (topic, partition), offset in self.positions().items()]
+        entry = {"saved_ms": self._clock(), "at": at}
+        self._first.put(POSITIONS_KEY, json.dumps(entry, separators=(",", ":")).encode())
+        for name, topic in self.changelogs().items():
+            for key, value in self._stores[name].changes():
+                self._sink(topic, self.number, key, value, [])
+
+    def commit(self) -> None:
+        """The transaction was committed."""
+        for store in self._stores.values():
+            store.commit()
+        self.touched = False
+
+    def reset(self) -> dict[Place, int]:
+        """The transaction was aborted: forget its writes, open a new stage; returns the committed positions."""
+        for store in self._stores.values():
+            store.abort()
+        self._timers.reload()
+        self._due_ends = None
+        self.touched = False
+        self._context.paused.clear()
+        positions = self.saved_positions() or dict.fromkeys(self.places, 0)
+        self._frontier.attach(positions)
+        return positions
+
+    def reopen(self) -> None:
+        """After ``reset``: a new stage over the committed state."""
+        self._open()
