@@ -114,7 +114,7 @@ class Batch:
             case Step() | Resumed():
                 self._moved(record, context)
             case _:
-                self._changed = False
+                pass
 
     def on_timer(self, key: str, at_ms: int, context: Context) -> None:
         """Nothing: there are no timers."""
