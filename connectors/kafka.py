@@ -289,7 +289,7 @@ class Connection:
         left = {p for p, offset in at.items() if offset < ends[p]}
         if not left:
             return
-        consumer = self.consumer(f"read.{topic}", enable_partition_eof=True)
+        consumer = self.consumer(f"read.{topic}", enable_partition_eof=True, fetch_wait_max_ms=10)
         try:
             consumer.assign([TopicPartition(self.topic(topic), p, at[p]) for p in sorted(left)])
             quiet_since = time.monotonic()

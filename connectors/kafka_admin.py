@@ -23,6 +23,8 @@ _SECONDS = 15.0
 """Time for one request to the cluster."""
 _SETTLE_SECONDS = 30.0
 """Time in which created topics must have leaders, and deleted ones be gone."""
+_LEAVE_SECONDS = 12.0
+"""Time in which members that ended lose their place in a group (the session of static ones is 6 s)."""
 _MOVING = frozenset(
     {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
 )
@@ -118,12 +120,20 @@ def _delete_groups(admin: AdminClient, run: str) -> None:
     groups = [g.group_id for g in listed.valid if g.group_id.startswith(prefix)]
     if not groups:
         return
-    for future in admin.delete_consumer_groups(groups, request_timeout=_SECONDS).values():
-        try:
-            future.result(_SECONDS)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                raise
+    end = time.monotonic() + _LEAVE_SECONDS
+    while groups:
+        for group, future in admin.delete_consumer_groups(groups, request_timeout=_SECONDS).items():
+            try:
+                future.result(_SECONDS)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.NON_EMPTY_GROUP and time.monotonic() < end:
+                    continue
+                if code != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise
+            groups = [g for g in groups if g != group]
+        if groups:
+            time.sleep(0.2)
 
 
 def offsets_at(

@@ -6,7 +6,7 @@ A question that must have an answer is repeated until the broker is back or the 
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
@@ -27,12 +27,12 @@ _ASK_SECONDS = 1.0
 
 
 class Questions:
-    """Questions of one worker; ``consumer`` is its group consumer, whose committed offsets are the group's."""
+    """Questions of one worker about its group ``group``; ``consumer`` is the one that reads the inputs."""
 
-    def __init__(self, connection: Connection, consumer: Consumer, name: str, stop: StopSignal) -> None:
+    def __init__(self, connection: Connection, consumer: Consumer, group: str, name: str, stop: StopSignal) -> None:
         self._connection = connection
         self._consumer = consumer
-        self._asker = connection.consumer(f"{name}.ask")
+        self._asker = connection.consumer(f"{name}.ask", group)
         self._stop = stop
         self._partitions: dict[Place, TopicPartition] = {}
 
@@ -52,6 +52,10 @@ class Questions:
             return None
         return {(unprefixed(self._connection.run, p.topic), p.partition): p.offset for p in found}
 
+    def outsider(self) -> Any:
+        """Metadata of the group for who is no member of it: never fences, is never fenced."""
+        return self._asker.consumer_group_metadata()
+
     def newest(self, place: Place) -> int:
         """End of a place in the newest fetch (high watermark), 0 when there was none."""
         partition = self._partitions.get(place)
@@ -66,7 +70,7 @@ class Questions:
         def ask() -> dict[Place, tuple[int, Mark | None]]:
             wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
             out = {}
-            for p in self._consumer.committed(wanted, timeout=CALL_SECONDS):
+            for p in self._asker.committed(wanted, timeout=CALL_SECONDS):
                 if p.error is not None:
                     raise KafkaException(p.error)
                 out[unprefixed(self._connection.run, p.topic), p.partition] = (

@@ -120,15 +120,16 @@ class Worker:
             )
         self._inputs = input_places(sub, self._counts)
         self._name = f"{sub}.{self._instance}"
+        group = consumer_group(connection.run, sub)
         self._consumer = connection.consumer(
             self._instance,
-            consumer_group(connection.run, sub),
+            group,
             group_instance_id=self._instance,
             enable_partition_eof=True,
             fetch_wait_max_ms=FETCH_WAIT_MS,
         )
         self._members = Membership(connection, self._consumer, self._on_revoke, self._on_lost)
-        self._questions = Questions(connection, self._consumer, self._name, self._stop)
+        self._questions = Questions(connection, self._consumer, group, self._name, self._stop)
         self._frontier = Frontier(self._questions.ends, self._questions.newest, self._on_outage, self._clock)
         self._attacher = Attacher(connection, self._questions, self._stop)
 
@@ -189,7 +190,7 @@ class Worker:
         places = [(self._connection.topic(t), p) for t, p in output_places(self._sub_topology, self._counts)]
         topic, partition = self._inputs[0]
         offset = TopicPartition(self._connection.topic(topic), partition, 0)
-        self._transaction.sweep(places, offset, self._members.metadata)
+        self._transaction.sweep(places, offset, self._questions.outsider())
 
     # turns
 
