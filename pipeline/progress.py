@@ -78,7 +78,7 @@ class Follower:
             record = raw.decoded()
         except UndecodableRecord:
             return  # stages report it; a picture for people goes on without
-        self.tally.fold(record)
+        self.tally.fold(record, raw.timestamp_ms)
         if raw.topic in ("steps", "evals", "manifests"):
             self.last_progress = time.monotonic()
         if isinstance(record, Step | EvalResult):

@@ -4,6 +4,7 @@ In: the run folder (configuration, sessions) and its topics; out: one flat objec
 and samples beside them. Definitions stand at ``Figures``; nothing is estimated.
 """
 
+import itertools
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -51,7 +52,8 @@ class Figures:
 
     accuracy_start, accuracy_final: mean reward of the held-out samples of the lowest and of the highest evaluated
     version (sampled at the temperature of ``[eval]``). wall_seconds: launcher start to the end of its parts, summed
-    over sessions. peak_memory_bytes: the largest sum over all processes (``memory_kind``). rollouts: Trajectory records.
+    over its sessions. peak_memory_bytes: the largest sum over all processes (``memory_kind``). rollouts: Trajectory
+    records.
     mean_staleness: over trained items, start version of the batch less the item's oldest version, in versions.
     trained_tokens: sum over Steps; seconds_per_million_tokens: wall_seconds per million of them. time_split: shares of
     the trainer's time between its first and last Step. loop_latency_ms: see ``loop_latencies_ms`` (None unless depth
@@ -96,10 +98,10 @@ class Figures:
         """The figures in a few lines for people."""
         gib = self.peak_memory_bytes / 2**30
         lines = [
-            f"held-out accuracy (sampled) {_shown(self.accuracy_start)} -> {_shown(self.accuracy_final)} "
-            f"over {self.versions} versions",
+            f"held-out accuracy (sampled) {_shown(self.accuracy_start)} -> {_shown(self.accuracy_final)}, "
+             f"{self.versions} versions",
             f"{self.wall_seconds:.0f} s, {self.rollouts} rollouts, {self.groups_trained} groups trained, "
-            f"mean staleness {_shown(self.mean_staleness)}, peak memory {gib:.2f} GiB ({self.memory_kind})",
+             f"mean staleness {_shown(self.mean_staleness)}, peak memory {gib:.2f} GiB ({self.memory_kind})",
         ]
         if self.loop_latency_ms is not None:
             lines.append(f"a step loses {self.loop_latency_ms:.0f} ms to the topics")
@@ -186,7 +188,7 @@ def loop_latencies_ms(
         first, last = spans.get(head.group, (head.started_ms, head.finished_ms))
         spans[head.group] = (min(first, head.started_ms), max(last, head.finished_ms))
     lost = []
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in itertools.pairwise(steps):
         manifest = manifests.get(step.batch)
         groups = {member.group for member in manifest.members} & spans.keys() if manifest else set()
         if not groups or step.batch != before.batch + 1:

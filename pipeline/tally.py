@@ -17,6 +17,7 @@ from headrace.schemas.records import (
     Opened,
     Record,
     Resumed,
+    Rollback,
     Step,
     Stop,
     Trained,
@@ -84,9 +85,15 @@ class Tally:
 
     policies: dict[int, PolicyTally] = field(default_factory=lambda: defaultdict(PolicyTally))
     workers: dict[str, Demand] = field(default_factory=dict)
+    rollbacks: list[int] = field(default_factory=list)
+    """Times of Rollback records."""
 
-    def fold(self, record: Record) -> None:
-        """Take one record; those of no interest are ignored."""
+    def rollbacks_since(self, time_ms: float) -> int:
+        """How many Rollback records were written at or after a time."""
+        return sum(at >= time_ms for at in self.rollbacks)
+
+    def fold(self, record: Record, timestamp_ms: int = -1) -> None:
+        """Take one record with Kafka's time of it; those of no interest are ignored."""
         match record:
             case Demand():
                 self.workers[record.worker] = record
@@ -102,6 +109,8 @@ class Tally:
             case Resumed():
                 policy = self.policies[record.policy]
                 policy.version = max(policy.version, record.version)
+            case Rollback():
+                self.rollbacks.append(timestamp_ms)
             case Stop():
                 self.policies[record.policy].stopped = True
             case Opened() | Kept() | Closed() | Batched() | Trained():

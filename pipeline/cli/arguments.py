@@ -39,15 +39,25 @@ Output = Annotated[Format, typer.Option("--format", help="text for people, or on
 Bootstrap = Annotated[str, typer.Option(help="HOST:PORT of the run's Kafka, where it is not the configured one.")]
 
 
-def command_group(help_text: str) -> typer.Typer:
-    """A Typer application with the settings that all subcommands share."""
-    return typer.Typer(
+def command_group(help_text: str, *, nested: bool = False) -> typer.Typer:
+    """A Typer application with the settings that all subcommands share.
+
+    ``nested`` keeps the name of a subcommand even where there is only one, as in ``headrace groups lag``.
+    """
+    app = typer.Typer(
         help=help_text,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
     )
+    if nested:
+        app.callback()(_nothing)
+    return app
+
+
+def _nothing() -> None:
+    """What a group does before its subcommand."""
 
 
 def compositions(words: Sequence[str]) -> tuple[list[str], list[str]]:

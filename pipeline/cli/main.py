@@ -71,7 +71,8 @@ def _exit_code(error: HeadraceError) -> int:
 def _root() -> typer.Typer:
     """The command that only knows the names of the others; it answers --help and refuses unknown names."""
     root = typer.Typer(
-        no_args_is_help=True, add_completion=False, epilog=_EPILOG, rich_markup_mode=None, pretty_exceptions_enable=False,
+        no_args_is_help=True, add_completion=False, epilog=_EPILOG, rich_markup_mode=None,
+        pretty_exceptions_enable=False,
         help="RL post-training of language models as a stream of records: topics, operators, trainers, weight deltas.",
     )  # fmt: skip
     for name, (_, text) in COMMANDS.items():

@@ -28,6 +28,7 @@ def run(
         int,
         typer.Option("--from", metavar="V", min=-1, help="With --resume: train on from the weights of version V."),
     ] = -1,
+    discard: Annotated[bool, typer.Option("--discard", help="With --from: drop the groups opened since then.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and the parts; start nothing.")
     ] = False,
@@ -38,8 +39,10 @@ def run(
     workers; shows progress; leaves RUNS/ID with report.html. Ctrl-C stops all of it and says how to go on.
     Exit codes: 0 finished, 1 failed, 78 configuration, 130 interrupted.
     """
+    from headrace.pipeline.flow import validate
     from headrace.pipeline.launch.display import display_for
     from headrace.pipeline.launch.launcher import Launcher
+    from headrace.pipeline.launch.parts import Rollback
     from headrace.pipeline.launch.prepare import resolve
     from headrace.schemas.errors import ConfigurationError
 
@@ -48,6 +51,7 @@ def run(
     by_folder = resume and not words[0].startswith("@") and "=" not in words[0]
     files, overrides = ([words[0]], words[1:]) if by_folder else compositions(words)
     config = resolve(files, overrides, resume=resume)
+    validate(config)
     if dry_run:
         _print_plan(config)
         return
@@ -55,7 +59,8 @@ def run(
     command = ["headrace", "run", *words]
     failure: HeadraceError | None = None
     outcome = "failed"
-    with Launcher(config, resume=resume, rollback=rollback, command=command, display=display) as launcher:
+    back = Rollback(rollback, discard) if rollback >= 0 else None
+    with Launcher(config, resume=resume, rollback=back, command=command, display=display) as launcher:
         folder = launcher.folder.path
         try:
             outcome = launcher.run(_write_report)

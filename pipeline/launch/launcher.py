@@ -18,7 +18,7 @@ from headrace.pipeline.launch.display import Display
 from headrace.pipeline.launch.folder import RunFolder, Session
 from headrace.pipeline.launch.local_broker import forget_live, note_live, start_broker
 from headrace.pipeline.launch.memory import MemorySampler
-from headrace.pipeline.launch.parts import parts_of
+from headrace.pipeline.launch.parts import Rollback, parts_of
 from headrace.pipeline.launch.prepare import create_topics, warm_start
 from headrace.pipeline.launch.supervisor import Supervisor
 from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
@@ -43,7 +43,7 @@ class Launcher:
     """Runs one session of a run. Use as a context manager: leaving it ends every process."""
 
     def __init__(
-        self, config: RunConfig, *, resume: bool, rollback: int, command: Sequence[str], display: Display
+        self, config: RunConfig, *, resume: bool, rollback: Rollback | None, command: Sequence[str], display: Display
     ) -> None:
         self.config = config
         self.folder = RunFolder.of(config)
@@ -54,6 +54,7 @@ class Launcher:
         self._began = time.monotonic()
         self._started = time.time()
         self._outcome = "failed"
+        self._bootstrap = ""
         self._stop = StopSignal()
         run = config.run
         self._supervisor = Supervisor(
@@ -93,6 +94,7 @@ class Launcher:
         create_topics(self.config, connection, resume=self._resume)
         for part in parts_of(self.config, self.folder.config, bootstrap, rollback=self._rollback):
             self._supervisor.start(part)
+        self._bootstrap = bootstrap
         try:
             self._ended(self._watch(connection))
         finally:
@@ -114,6 +116,7 @@ class Launcher:
                     self._display.note(message)
                 follower.poll(0.2)
                 follower.count(2.0)
+                self._note_rollback(follower)
                 self._show(follower)
                 left = [name for name in self._supervisor.running() if name != "broker"]
                 if not left:
@@ -128,6 +131,14 @@ class Launcher:
         finally:
             metrics.close(follower)
             follower.close()
+
+    def _note_rollback(self, follower: Follower) -> None:
+        """Once the Rollback stands in the topic, a trainer that dies is started without asking for it again."""
+        if self._rollback is None or follower.tally.rollbacks_since(self._started * 1000) < len(self.config.policies):
+            return
+        self._rollback = None
+        for part in parts_of(self.config, self.folder.config, self._bootstrap):
+            self._supervisor.replace(part)
 
     def _show(self, follower: Follower) -> None:
         seconds = time.monotonic() - self._began

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.schemas.config import RunConfig
 
-__all__ = ("Part", "broker_part", "parts_of")
+__all__ = ("Part", "Rollback", "broker_part", "parts_of")
 
 _ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
@@ -43,6 +43,14 @@ class Part:
         return {**_ENVIRONMENT, **os.environ, **self.environment}
 
 
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Go back to the weights of ``version``; ``discard`` drops the groups that were opened since."""
+
+    version: int
+    discard: bool = False
+
+
 def broker_part(data: Path, port: int) -> Part:
     """The local broker over a folder; port 0 takes a free one and prints ``ready PORT``."""
     return Part(
@@ -52,10 +60,10 @@ def broker_part(data: Path, port: int) -> Part:
     )
 
 
-def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: int = -1) -> list[Part]:
+def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: Rollback | None = None) -> list[Part]:
     """Operators, sources, trainers and rollout workers of a run, in the order in which they are started.
 
-    ``rollback``: the version that trainers go back to first (protocol 8), -1 for none.
+    ``rollback``: what trainers go back to first (protocol 8).
     """
     common = ("--config", str(config_file), "--bootstrap", bootstrap, "--exit-with-parent")
     parts = [
@@ -67,35 +75,43 @@ def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: 
             ),
         )
     ]
-    for stream in config.streams:
-        name = f"source-{stream}"
-        command = _module("headrace.pipeline.dataset_to_prompt", *common, "--instance", name, "--stream", stream)
-        parts.append(Part(name=name, role="source", command=command))
-    for policy in config.policies:
-        parts.append(_trainer(config, policy, common, rollback))
-    for number in range(config.rollout.workers):
-        name = f"rollout-{number}"
-        command = _module("headrace.pipeline.task_to_trajectory", *common, "--instance", name)
-        threads = {"OMP_NUM_THREADS": str(config.rollout.threads)}
-        parts.append(Part(name=name, role="rollout", command=command, environment=threads))
+    parts += [_source(stream, common) for stream in config.streams]
+    parts += [_trainer(config, policy, common, rollback) for policy in config.policies]
+    parts += [_worker(config, number, common) for number in range(config.rollout.workers)]
     return parts
 
 
-def _trainer(config: RunConfig, policy: str, common: tuple[str, ...], rollback: int) -> Part:
+def _source(stream: str, common: tuple[str, ...]) -> Part:
+    name = f"source-{stream}"
+    command = _module("headrace.pipeline.dataset_to_prompt", *common, "--instance", name, "--stream", stream)
+    return Part(name=name, role="source", command=command)
+
+
+def _worker(config: RunConfig, number: int, common: tuple[str, ...]) -> Part:
+    name = f"rollout-{number}"
+    command = _module("headrace.pipeline.task_to_trajectory", *common, "--instance", name)
+    return Part(name=name, role="rollout", command=command, environment=_threads(config.rollout.threads))
+
+
+def _trainer(config: RunConfig, policy: str, common: tuple[str, ...], rollback: Rollback | None) -> Part:
     trainer = config.trainer_of(policy)
     name = f"trainer-{policy}"
     words: tuple[str, ...] = ("headrace.trainers", *common, "--instance", name, "--policy", policy)
-    if rollback >= 0:
-        words = (*words, "--from", str(rollback))
+    if rollback is not None:
+        words = (*words, "--resume-from", str(rollback.version), *(["--discard"] if rollback.discard else []))
     if trainer.ranks > 1:
         launcher = ("--standalone", "--nproc-per-node", str(trainer.ranks), "--max-restarts", "0", "-m")
         command = _module("torch.distributed.run", *launcher, *words)
     else:
         command = _module(*words)
-    environment = {"OMP_NUM_THREADS": str(trainer.threads)}
+    environment = _threads(trainer.threads)
     if not _has_gpu():
         environment["DS_ACCELERATOR"] = "cpu"
     return Part(name=name, role="trainer", command=command, environment=environment)
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count)}
 
 
 def _has_gpu() -> bool:

@@ -1,7 +1,7 @@
 """From a person's words to a run that can start: id, folder, placeholders, warm start, topics, the manifest record.
 
 ``{folder}`` in models and in the warm start's command stands for the run folder, ``{here}`` in datasets for the folder
-of the configuration file, so that a recipe runs from anywhere. Every step may be repeated: a resumed run comes here too.
+of the configuration file, so that a recipe runs from anywhere. Every step may be repeated: a resumed run comes by too.
 """
 
 import os
@@ -38,9 +38,8 @@ def resolve(
         return _of_folder(Path(files[0]), overrides, resume)
     config = load_config(files, overrides)
     if "id" not in config.run.model_fields_set:
-        if resume:
-            raise ConfigurationError("--resume needs the run: headrace run @ runs/ID --resume (or run.id=ID)")
-        config = _with(config, "run", id=_fresh_id(Path(files[0]), now()))
+        run_id = _newest_id(Path(files[0]), Path(config.run.folder)) if resume else _fresh_id(Path(files[0]), now())
+        config = _with(config, "run", id=run_id)
     config = _with(config, "run", folder=str(Path(config.run.folder).absolute()))
     folder = RunFolder.of(config)
     if folder.config.exists() and not resume:
@@ -61,11 +60,23 @@ def _of_folder(path: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     return _with(over, "run", folder=config.run.folder)
 
 
-def _fresh_id(file: Path, now: float) -> str:
-    """The recipe's name (its folder's, for ``run.toml``) and the time, such as ``sort-digits-20261130-061500``."""
+def _recipe_name(file: Path) -> str:
+    """The recipe's name as a part of a run id: its folder's for ``run.toml``, else its own."""
     name = file.stem if file.stem != "run" else file.absolute().parent.name
-    clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
-    return f"{clean[:24]}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+    return (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run")[:24]
+
+
+def _newest_id(file: Path, parent: Path) -> str:
+    """The id of the newest run of a recipe. Raises ConfigurationError when there is none."""
+    found = sorted(parent.glob(f"{_recipe_name(file)}-*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ConfigurationError(f"no run of {file} in {parent} to go on with: name one by run.id=ID or by its folder")
+    return found[-1].parent.name
+
+
+def _fresh_id(file: Path, now: float) -> str:
+    """The recipe's name and the time, such as ``sort-digits-20261130-061500``."""
+    return f"{_recipe_name(file)}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
 
 
 def _with(config: RunConfig, section: str, **values: Any) -> RunConfig:

@@ -1,0 +1,155 @@
+"""The facts of a run that proofs work on, read from its topics and checkpoints.
+
+In: a connection and the run folder; out: records in the order of their partitions, and of items only what a proof needs
+(their arrays are looked at here, once). A record that cannot be decoded is counted, never skipped in silence.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from headrace.connectors.kafka import Connection
+from headrace.schemas.config import RunConfig
+from headrace.schemas.errors import UndecodableRecord
+from headrace.schemas.records import Admission, Item, Manifest, Prompt, Record, RunEnd
+
+__all__ = ("CheckpointFact", "Facts", "ItemFact", "LaneFact", "Proof", "item_fact", "read_facts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """One property: how many things it was checked for, and every breach in words. ``note`` says what else to know."""
+
+    name: str
+    count: int
+    unit: str
+    breaches: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemFact:
+    """An item of a batch. The versions are those of its trained tokens (-1 when its arrays lie in the object store)."""
+
+    group: int
+    replica: int
+    use: int
+    lane: int
+    index: int
+    oldest_version: int
+    oldest_token: int
+
+
+@dataclass(slots=True)
+class LaneFact:
+    """What lies in one lane of one batch, in order."""
+
+    items: list[ItemFact] = field(default_factory=list)
+    tokens: int = 0
+    digest: Any = field(default_factory=xxhash.xxh3_128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFact:
+    """A checkpoint on disk."""
+
+    lineage: int
+    batch: int
+    version: int
+    place: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """Everything that proofs look at; lists by policy index."""
+
+    policies: list[str]
+    bounds: list[int]
+    """A in force: the staleness bound in versions."""
+    finished: bool = False
+    prompts: list[tuple[int, Prompt]] = field(default_factory=list)
+    """(offset, prompt)"""
+    admissions: list[Admission] = field(default_factory=list)
+    ledger: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    manifests: dict[int, list[Manifest]] = field(default_factory=lambda: defaultdict(list))
+    steps: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    lanes: dict[int, dict[tuple[int, int], LaneFact]] = field(default_factory=lambda: defaultdict(dict))
+    """By policy: (batch, lane) to what lies there."""
+    checkpoints: dict[int, list[CheckpointFact]] = field(default_factory=lambda: defaultdict(list))
+    undecodable: list[str] = field(default_factory=list)
+    horizon: list[str] = field(default_factory=list)
+    """Partitions whose beginning has been deleted: proofs cover what is left."""
+
+
+def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> Facts:
+    """Read the facts of a run. Raises HeadraceError when its topics cannot be read."""
+    names = config.policy_names()
+    facts = Facts(policies=names, bounds=[config.policies[name].staleness_bound() for name in names])
+    for topic in ("run", "prompts", "admissions", "ledger", "manifests", "steps"):
+        facts.horizon += [f"{topic}[{p}]" for p, at in connection.start_offsets(topic).items() if at and topic != "run"]
+        for raw in connection.read_topic(topic):
+            try:
+                record = raw.decoded()
+            except UndecodableRecord as error:
+                facts.undecodable.append(f"{raw.source}: {error}")
+                continue
+            _take(facts, topic, raw.partition, raw.offset, record)
+    for policy, name in enumerate(names):
+        for raw in connection.read_topic(f"batches.{name}"):
+            try:
+                record = raw.decoded()
+            except UndecodableRecord as error:
+                facts.undecodable.append(f"{raw.source}: {error}")
+                continue
+            if isinstance(record, Item) and raw.value is not None:
+                lane = facts.lanes[policy].setdefault((record.batch, raw.partition), LaneFact())
+                lane.items.append(item_fact(record))
+                lane.tokens += record.length
+                lane.digest.update(raw.value)
+        facts.checkpoints[policy] = list(_checkpoints(checkpoints / name))
+    return facts
+
+
+def item_fact(item: Item) -> ItemFact:
+    """What proofs need of an item."""
+    oldest = [int(s.versions[s.mask != 0].min()) for s in item.sequences if s.mask.any()]
+    return ItemFact(
+        group=item.group,
+        replica=item.replica,
+        use=item.use,
+        lane=item.lane,
+        index=item.index,
+        oldest_version=item.oldest_version,
+        oldest_token=min(oldest, default=-1),
+    )
+
+
+def _take(facts: Facts, topic: str, partition: int, offset: int, record: Record) -> None:
+    match topic, record:
+        case "run", RunEnd():
+            facts.finished = True
+        case "prompts", Prompt():
+            facts.prompts.append((offset, record))
+        case "admissions", Admission():
+            facts.admissions.append(record)
+        case "ledger", _:
+            facts.ledger[partition].append(record)
+        case "manifests", Manifest():
+            facts.manifests[partition].append(record)
+        case "steps", _:
+            facts.steps[partition].append(record)
+        case _:
+            pass
+
+
+def _checkpoints(root: Path) -> Iterable[CheckpointFact]:
+    for table in sorted(root.glob("*/checkpoint.json")):
+        data = json.loads(table.read_text("utf-8"))
+        yield CheckpointFact(
+            lineage=data["lineage"], batch=data["batch"], version=data["version"], place=str(table.parent)
+        )
