@@ -7,9 +7,10 @@ object runs under a server or in a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from headrace.connectors.broker.compaction import Compaction, urgency
 from headrace.connectors.broker.fetching import WaitingFetches
 from headrace.connectors.broker.groups import GroupCoordinator
 from headrace.connectors.broker.offsets import OffsetStore, Position
@@ -62,6 +63,7 @@ class Broker:
         self.transactions.finish_decided(times.now)
         self._abort_orphans()
         self._next_retention = times.now
+        self._pass: Iterator[None] | None = None
 
     def _abort_orphans(self) -> None:
         """End open transactions in logs that the coordinator does not know, or the last stable offset would stay."""
@@ -85,7 +87,39 @@ class Broker:
             self._next_retention = times.now + RETENTION_INTERVAL
             self._retain(times.wall_ms)
 
+    def housekeep(self) -> bool:
+        """Do one small step of compaction if a pass is under way; returns whether there is more to do."""
+        if self._pass is None:
+            return False
+        try:
+            next(self._pass)
+        except StopIteration:
+            self._pass = None
+        except StorageError as error:
+            self._log_error(f"compaction waits for disk space: {error}")
+            self._pass = None
+        return self._pass is not None
+
+    def _next_pass(self, wall_ms: int) -> Iterator[None] | None:
+        """The pass that is most due, None when none is."""
+        due = [(urgency(log, wall_ms), topic, partition, log) for topic, partition, log in self.topics.logs()]
+        most = max(due, key=lambda entry: entry[0], default=None)
+        if most is None or most[0] == 0.0:
+            return None
+        _, topic, partition, log = most
+
+        def compact() -> Iterator[None]:
+            compaction = Compaction(log, topic.cleanings.get(partition, []), wall_ms)
+            passed = compaction.passed()
+            yield from compaction.steps()
+            if not log.deleted:
+                self.topics.note_cleaning(topic, partition, passed)
+
+        return compact()
+
     def _retain(self, wall_ms: int) -> None:
+        if self._pass is None:
+            self._pass = self._next_pass(wall_ms)
         try:
             for _, _, log in self.topics.logs():
                 log.enforce_retention(wall_ms)

@@ -58,6 +58,8 @@ class PartitionLog:
         """Producer id to the first offset of its open transaction."""
         self.aborted: list[Aborted] = []
         self.watchers: set[Watcher] = set()
+        self.deleted = False
+        """Set when the topic is gone; nothing may be written any more."""
         self._bases: list[int] = []
         self._load(verify_tail)
 
@@ -94,11 +96,13 @@ class PartitionLog:
         self.segments.append(segment)
         self._bases.append(segment.base)
 
-    def replace_segments(self, old: list[Segment], new: list[Segment]) -> None:
-        """Put `new` where the neighbours `old` were; files are the caller's business."""
+    def replace_segments(self, old: list[Segment], new: Segment) -> None:
+        """Put a compacted segment where the neighbours `old` were; files are the caller's business."""
         at = self.segments.index(old[0])
-        self.segments[at : at + len(old)] = new
+        self.segments[at : at + len(old)] = [new]
         self._bases = [segment.base for segment in self.segments]
+        if at == 0:
+            self.aborted = [entry for entry in self.aborted if entry.last >= new.next_offset]
 
     def _note(self, header: Header, compacted: bool, commit: bool | None) -> None:
         """Follow one stored batch. In compacted segments every transaction is decided and aborted data is gone."""
@@ -187,9 +191,11 @@ class PartitionLog:
             self._add(Segment(self.storage, self.folder, self.end))
         active = self.segments[-1]
         too_large = active.size + size > min(self.settings.segment_bytes, _LARGEST_SEGMENT)
-        too_old = active.first_timestamp >= 0 and now_ms - active.first_timestamp > self.settings.segment_ms
+        too_old = active.opened_ms is not None and now_ms - active.opened_ms > self.settings.segment_ms
         if len(active) and (too_large or too_old):
             active = self.roll()
+        if active.opened_ms is None:
+            active.opened_ms = now_ms
         return active
 
     def roll(self) -> Segment:

@@ -21,14 +21,18 @@ _SMALLEST_LENGTH = HEADER_SIZE - 12
 
 
 class Segment:
-    """Batches with offsets from `base` on; `end` is set for compacted segments only."""
+    """Batches with offsets from `base` on; `end` is set for compacted segments only, `name` while one is written."""
 
-    def __init__(self, storage: Storage, folder: str, base: int, end: int | None = None) -> None:
+    def __init__(
+        self, storage: Storage, folder: str, base: int, end: int | None = None, name: str | None = None
+    ) -> None:
         self.base = base
         self.covered_to = end
-        self.name = f"{folder}/{file_name(base, end)}"
+        self.name = f"{folder}/{name or file_name(base, end)}"
         self.file: LogFile = storage.open(self.name)
         self.first_timestamp = -1
+        self.opened_ms: int | None = None
+        """Wall-clock time of the first append seen by this process."""
         self.newest = -1
         self.next_offset = base if end is None else end
         self._bases = array("q")

@@ -29,6 +29,8 @@ _LARGEST_REQUEST = 100 << 20
 _READ_TURN = 4 << 20
 """Bytes read from one connection before the others get their turn."""
 _TICK = 0.05
+_HOUSEKEEPING = 0.01
+"""Seconds between two ticks that compaction may take: at most a fifth of the time."""
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -257,9 +259,15 @@ class Server:
                 broker.tick(times)
                 broker.waiting.answer_marked()
                 self._stopping = self._stopping or (self._parent is not None and os.getppid() != self._parent)
+                self._housekeep(times.now)
             while self._resumed:
                 self._guarded(self._resumed.pop(), 0, scratch)
         self._close()
+
+    def _housekeep(self, now: float) -> None:
+        """Spend a part of the time between ticks on compaction."""
+        while time.monotonic() - now < _HOUSEKEEPING and self.broker.housekeep():
+            pass
 
     def _accept(self) -> None:
         try:

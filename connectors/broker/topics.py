@@ -154,6 +154,7 @@ class Topics:
         topic = self._topics.pop(name)
         self._storage.remove_folder(f"{FOLDER}/{name}")
         for log in topic.logs:
+            log.deleted = True
             for watcher in tuple(log.watchers):
                 watcher.changed(log)
 
