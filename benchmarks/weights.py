@@ -86,14 +86,15 @@ def order0(old: U16, new: U16) -> tuple[float, float]:
     return share, float(places - at.size * (counts * np.log2(counts)).sum()) / 8
 
 
-def seconds(call: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
-    """The smallest thread CPU time of a call."""
-    best = float("inf")
+def in_turns(calls: dict[str, Callable[[], object]], repeats: int, before: Callable[[], object]) -> dict[str, float]:
+    """The smallest thread CPU time of each call; they take turns, so that all see the same machine."""
+    best = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats):
-        before()
-        start = time.thread_time()
-        call()
-        best = min(best, time.thread_time() - start)
+        for name, call in calls.items():
+            before()
+            start = time.thread_time()
+            call()
+            best[name] = min(best[name], time.thread_time() - start)
     return best
 
 
@@ -120,7 +121,6 @@ def codec(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Iterator[F
     """Bytes and speed of the codec with one set of kernels."""
     numpy = suffix == "_numpy"
     target = pair.old.copy()
-    copying = seconds(lambda: np.copyto(target, pair.old), 2 * repeats)
     frames = encoded(pair, kernels)
     size = sum(len(frame.payload) for segment in frames for frame in segment)
     apply(frames, target, kernels, hashed=False)
@@ -135,30 +135,41 @@ def codec(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Iterator[F
     yield Figure(f"bytes_vs_order0{suffix}", size / pair.limit, "", 1.05, False, "order-0 entropy of places and steps")
     yield Figure(f"bytes_vs_xor_zstd{suffix}", size / xor, "", 0.5, False, "dense XOR, zstd level 1")
     yield Figure(f"bytes_vs_raw{suffix}", size / (6 * changed), "", 0.25, False, "uint32 index + bfloat16 value")
-    encode = seconds(lambda: encoded(pair, kernels), repeats)
-    yield Figure(f"encode_vs_copy{suffix}", copying / encode, "", 0.12 if numpy else 0.25, True, "np.copyto")
-    plain = seconds(lambda: apply(frames, target, kernels, hashed=False), repeats, restore)
-    yield Figure(f"apply_vs_copy{suffix}", copying / plain, "", 0.25 if numpy else 0.65, True, "np.copyto")
-    hashed = seconds(lambda: apply(frames, target, kernels, hashed=True), repeats, restore)
-    yield Figure(f"apply_hashed_vs_copy{suffix}", copying / hashed, "", None if numpy else 0.5, True, "np.copyto")
+    took = in_turns(
+        {
+            "copy": restore,
+            "encode": lambda: encoded(pair, kernels),
+            "apply": lambda: apply(frames, target, kernels, hashed=False),
+            "hashed": lambda: apply(frames, target, kernels, hashed=True),
+        },
+        repeats,
+        restore,
+    )
+    bars = {"encode": 0.12, "apply": 0.25, "hashed": None} if numpy else {"encode": 0.25, "apply": 0.65, "hashed": 0.5}
+    names = {"encode": "encode_vs_copy", "apply": "apply_vs_copy", "hashed": "apply_hashed_vs_copy"}
+    for kind, name in names.items():
+        yield Figure(f"{name}{suffix}", took["copy"] / took[kind], "", bars[kind], True, "np.copyto")
 
 
 def raw_format(pair: Pair, repeats: int) -> Iterator[Figure]:
     """The same change as uint32 indices and bfloat16 values, for comparison."""
     target = pair.old.copy()
-    copying = seconds(lambda: np.copyto(target, pair.old), 2 * repeats)
 
     def encode() -> tuple[NDArray[np.uint32], U16]:
         at = np.flatnonzero(pair.old != pair.new)
         return at.astype(np.uint32), pair.new[at]
 
     at, values = encode()
-    yield Figure("raw_encode_vs_copy", copying / seconds(encode, repeats), "", anchor="np.copyto; index + value format")
 
     def put() -> None:
         target[at] = values
 
-    yield Figure("raw_apply_vs_copy", copying / seconds(put, repeats), "", anchor="np.copyto; index + value format")
+    def restore() -> None:
+        np.copyto(target, pair.old)
+
+    took = in_turns({"copy": restore, "encode": encode, "apply": put}, repeats, restore)
+    for kind in ("encode", "apply"):
+        yield Figure(f"raw_{kind}_vs_copy", took["copy"] / took[kind], "", anchor="np.copyto; index + value format")
 
 
 def memory(pair: Pair, kernels: Kernels) -> float:
@@ -209,7 +220,7 @@ def small_model(repeats: int) -> Iterator[Figure]:
 def measure(given: argparse.Namespace) -> Iterator[Figure]:
     """All figures."""
     elements = (8 if given.quick else 16) * SEGMENT
-    repeats = 5 if given.quick else 9
+    repeats = 7 if given.quick else 15
     fast = kernels_for(1 << 40)
     pair = versions(elements, 1e-6)
     yield Figure("changed_share", pair.share, "", anchor="learning rate 1e-6, AdamW")

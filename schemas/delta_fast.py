@@ -16,6 +16,10 @@ from headrace.schemas.delta_steps import I64, U8, U16, Steps
 
 __all__ = ("NumbaKernels",)
 
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+_BLOCK = 1 << 15
+
 _Loop = TypeVar("_Loop", bound=Callable[..., object])
 
 
@@ -25,32 +29,51 @@ def _compiled(loop: _Loop) -> _Loop:
 
 @_compiled
 def _ordered(bits: int) -> int:
-    value = int(bits)
-    return -(value & 0x7FFF) - 1 if value & 0x8000 else value
+    # Without a branch: the sign of a weight is as good as random.
+    signed = int(bits) - ((int(bits) & 0x8000) << 1)
+    return signed ^ ((signed >> 15) & 0x7FFF)
+
+
+@_compiled
+def _find(old: U16, new: U16, old_quads: U64, new_quads: U64, start: int, hits: U32) -> int:
+    """Positions below ``start + _BLOCK`` at which old and new differ, into ``hits``; how many."""
+    found = 0
+    stop = min(start + _BLOCK, old.size)
+    whole = min(stop // 4, old_quads.size)
+    for quad in range(start // 4, whole):
+        if old_quads[quad] != new_quads[quad]:
+            for position in range(quad * 4, quad * 4 + 4):
+                hits[found] = position
+                found += old[position] != new[position]
+    for position in range(max(start, whole * 4), stop):
+        hits[found] = position
+        found += old[position] != new[position]
+    return found
 
 
 @_compiled
 def _scan(
     old: U16,
     new: U16,
-    old_quads: NDArray[np.uint64],
-    new_quads: NDArray[np.uint64],
+    old_quads: U64,
+    new_quads: U64,
     bounds: I64,
     counts: I64,
+    hits: U32,
     gaps: U8,
     codes: U8,
     magnitudes: U8,
     escapes: U16,
 ) -> tuple[int, int, int, int]:
-    """Fill the streams and return their fill: gap bytes, changes, magnitudes, escapes."""
-    ngaps, changes, nmagnitudes, nescapes, last, part = 0, 0, 0, 0, -1, 0
-    for quad in range((old.size + 3) // 4):
-        if quad < old_quads.size and old_quads[quad] == new_quads[quad]:
-            continue
-        for position in range(quad * 4, min(quad * 4 + 4, old.size)):
-            was, now = old[position], new[position]
-            if was == now:
-                continue
+    """Fill the streams and return their fill: gap bytes, changes, magnitudes, escapes.
+
+    Finding and coding take turns by blocks: each is a tight loop, and the positions stay in the cache.
+    """
+    ngaps, changes, nmagnitudes, nescapes, last, part, packed = 0, 0, 0, 0, -1, 0, 0
+    for start in range(0, old.size, _BLOCK):
+        found = _find(old, new, old_quads, new_quads, start, hits)
+        for hit in range(found):
+            position = int(hits[hit])
             gap = position - last - 1
             last = position
             while gap >= 255:
@@ -62,48 +85,47 @@ def _scan(
             while position >= bounds[part + 1]:
                 part += 1
             counts[part] += 1
-            step = _ordered(now) - _ordered(was)
-            code = 0
-            if step < 0:
-                code, step = 1, -step
+            step = _ordered(new[position]) - _ordered(old[position])
+            code = int(step < 0)
+            step = abs(step)
             if step > 1:
                 code |= 2
                 if step >= 257:
                     magnitudes[nmagnitudes] = 255
-                    escapes[nescapes] = now
+                    escapes[nescapes] = new[position]
                     nescapes += 1
                 else:
                     magnitudes[nmagnitudes] = step - 2
                 nmagnitudes += 1
-            shift = (changes & 3) * 2
-            if shift == 0:
-                codes[changes >> 2] = code
-            else:
-                codes[changes >> 2] |= code << shift
+            packed |= code << (changes & 3) * 2
+            codes[changes >> 2] = packed
             changes += 1
+            if changes & 3 == 0:
+                packed = 0
     return ngaps, changes, nmagnitudes, nescapes
 
 
 @_compiled
 def _apply(gaps: U8, codes: U8, magnitudes: U8, escapes: U16, target: U16) -> None:
     position, change, magnitude, escape = -1, 0, 0, 0
-    for index in range(gaps.size):
-        gap = gaps[index]
+    for gap in gaps:
         if gap == 255:
             position += 255
             continue
         position += gap + 1
         code = (codes[change >> 2] >> ((change & 3) * 2)) & 3
         change += 1
-        step = 1
+        step = np.int32(1)
         if code & 2:
-            step = int(magnitudes[magnitude]) + 2
+            more = magnitudes[magnitude]
             magnitude += 1
-            if step == 257:
+            if more == 255:
                 target[position] = escapes[escape]
                 escape += 1
                 continue
-        value = _ordered(target[position])
+            step = np.int32(more) + np.int32(2)
+        bits = np.int32(target[position])
+        value = -(bits & 0x7FFF) - 1 if bits & 0x8000 else bits
         value = value - step if code & 1 else value + step
         # Wraps like numpy's int16 where a wrong base leads out of range; the segment digest then tells.
         value = ((value + 0x8000) & 0xFFFF) - 0x8000
@@ -121,10 +143,11 @@ class NumbaKernels:
     def scan(self, old: U16, new: U16, bounds: I64) -> tuple[Steps, I64]:
         """The steps from old to new (see ``delta_steps.Kernels.scan``)."""
         gaps, codes, magnitudes, escapes = self._room(old.size)
+        hits = np.empty(_BLOCK + 1, np.uint32)
         counts = np.zeros(bounds.size - 1, np.int64)
         whole = old.size // 4 * 4
         old_quads, new_quads = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
-        filled = _scan(old, new, old_quads, new_quads, bounds, counts, gaps, codes, magnitudes, escapes)
+        filled = _scan(old, new, old_quads, new_quads, bounds, counts, hits, gaps, codes, magnitudes, escapes)
         ngaps, changed, nmagnitudes, nescapes = filled
         packed = codes[: (changed + 3) // 4]
         return Steps(changed, gaps[:ngaps], packed, magnitudes[:nmagnitudes], escapes[:nescapes]), counts
