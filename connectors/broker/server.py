@@ -28,6 +28,8 @@ _SCRATCH = 1 << 16
 _LARGEST_REQUEST = 100 << 20
 _READ_TURN = 4 << 20
 """Bytes read from one connection before the others get their turn."""
+_PIECES = 64
+"""Pieces of responses sent in one call."""
 _TICK = 0.05
 _HOUSEKEEPING = 0.01
 """Seconds between two ticks that compaction may take: at most a fifth of the time."""
@@ -53,6 +55,7 @@ class Connection:
         self._owed: Call | None = None
         self._out: deque[bytes | bytearray | memoryview | FileSlice] = deque()
         self._events = _READ
+        self._running = False
         self.closed = False
 
     # ---- reading
@@ -68,7 +71,7 @@ class Connection:
             if size == 0:
                 raise EOFError
             taken += size
-            self._run_waiting()
+            self.run_waiting()
             if size < expected:
                 return
 
@@ -115,31 +118,49 @@ class Connection:
                 return
             self._waiting.append(frame)
 
-    def _run_waiting(self) -> None:
-        """Handle complete requests, one after the other; a parked fetch gives way to the request behind it."""
-        while self._waiting and not self._out and not self.closed:
+    def run_waiting(self) -> None:
+        """Handle complete requests, one after the other, and send their responses together.
+
+        A parked fetch gives way to the request behind it; other parked requests hold the line.
+        """
+        while self._waiting and self._events == _READ and not self.closed:
+            self._running = True
+            try:
+                go_on = self._handle_some()
+            finally:
+                self._running = False
+            if self._out:
+                self._flush()
+            if not go_on:
+                return
+
+    def _handle_some(self) -> bool:
+        """Handle requests until none is left or enough is to be sent; false when a parked request holds the line."""
+        while self._waiting and len(self._out) < _PIECES:
             if self._owed is not None:
                 if self._owed.hurry is None:
-                    return
+                    return False
                 self._owed.hurry()
                 continue
             request = self._waiting.popleft()
             self._owed = dispatch(self._server.broker, memoryview(request), self._send)
+        return True
 
     # ---- writing
 
     def _send(self, pieces: Body) -> None:
-        was_owed = self._owed is not None
         self._owed = None
         if self.closed:
             return
         self._out.extend(pieces)
+        if self._running:
+            return
         try:
             self._flush()
         except OSError:
             self._server.drop(self)
             return
-        if was_owed and self._waiting:
+        if self._waiting:
             self._server.resume(self)
 
     def _flush(self) -> None:
@@ -163,7 +184,7 @@ class Connection:
             if isinstance(piece, FileSlice):
                 break
             pieces.append(piece)
-            if len(pieces) == 64:
+            if len(pieces) == _PIECES:
                 break
         sent = self.socket.sendmsg(pieces, [], _MSG_MORE if len(out) > len(pieces) else 0)
         for piece in pieces:
@@ -189,12 +210,7 @@ class Connection:
     def writable(self) -> None:
         """The socket takes bytes again."""
         self._flush()
-        if not self._out:
-            self._run_waiting()
-
-    def run_waiting(self) -> None:
-        """Go on with requests that waited for a parked one."""
-        self._run_waiting()
+        self.run_waiting()
 
     def _watch(self, events: int) -> None:
         """Read while nothing waits to be sent, else only write: a client that does not read is not served further."""
