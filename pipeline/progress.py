@@ -32,7 +32,11 @@ class Follower:
         self._connection = connection
         self._on_record = on_record
         self._consumer: Consumer = connection.consumer("launcher")
-        places = [TopicPartition(connection.topic(t), p, 0) for t in TALLY_TOPICS for p in self._partitions(t)]
+        places = [
+            TopicPartition(connection.topic(t), p, 0)
+            for t in (*TALLY_TOPICS, "dead-letters")
+            for p in self._partitions(t)
+        ]
         self._consumer.assign(places)
         self.rollouts_per_second = 0.0
         self._counted_at = 0.0
@@ -49,21 +53,20 @@ class Follower:
             message = self._consumer.poll(0)
 
     def count(self, every_seconds: float) -> None:
-        """Ask for the number of trajectories and dead letters, at most every so many seconds."""
+        """Ask for the number of trajectories, at most every so many seconds."""
         now = time.monotonic()
         since = now - self._counted_at
         if since < every_seconds:
             return
-        before = (self.rollouts, self.dead_letters)
+        before = self.rollouts
         try:
             self.rollouts = sum(self._connection.end_offsets("trajectories", committed=False).values())
-            self.dead_letters = sum(self._connection.end_offsets("dead-letters", committed=False).values())
         except HeadraceError:
             return  # the broker is away for a moment; the figures stay as they were
         if self._counted_at:
-            self.rollouts_per_second += 0.5 * ((self.rollouts - before[0]) / since - self.rollouts_per_second)
+            self.rollouts_per_second += 0.5 * ((self.rollouts - before) / since - self.rollouts_per_second)
         self._counted_at = now
-        if (self.rollouts, self.dead_letters) != before:
+        if self.rollouts != before:
             self.last_progress = now
 
     def close(self) -> None:
@@ -74,6 +77,9 @@ class Follower:
         return range(self._connection.partition_count(topic))
 
     def _take(self, raw: RawRecord) -> None:
+        if raw.topic == "dead-letters":
+            self.dead_letters += 1
+            return
         try:
             record = raw.decoded()
         except UndecodableRecord:

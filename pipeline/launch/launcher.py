@@ -99,6 +99,7 @@ class Launcher:
             self._ended(self._watch(connection))
         finally:
             self._end_parts()
+            self._display.close()
             self._note_session()
             write_report(self.folder, connection)
         return self._outcome
