@@ -25,7 +25,7 @@ _KEY = re.compile(r"[A-Za-z0-9._=+@~/-]{1,900}")
 
 @dataclass(frozen=True, slots=True)
 class DeltaKeys:
-    """The object keys of one policy of a run (spec: ``runs/{run}/{policy}/...``)."""
+    """The object keys of one policy of a run (``runs/{run}/{policy}/...``)."""
 
     run: str
     policy: str
