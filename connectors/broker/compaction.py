@@ -22,9 +22,10 @@ _TEMPORARY = "compaction.tmp"
 def cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
     """The sealed segments from the front that compaction may touch now."""
     stable = log.last_stable_offset
+    lag = log.settings.min_compaction_lag_ms
     found = []
     for segment, following in zip(log.segments, log.segments[1:], strict=False):
-        if following.base > stable or now_ms - segment.newest < log.settings.min_compaction_lag_ms:
+        if following.base > stable or (lag > 0 and now_ms - segment.newest < lag):
             break
         found.append(segment)
     return found

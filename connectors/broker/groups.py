@@ -258,7 +258,7 @@ class GroupCoordinator:
             for member in group.members.values():
                 if member.syncing is not None:
                     member.syncing(SyncResult(Code.REBALANCE_IN_PROGRESS))
-                    member.syncing = None
+                    member.syncing, member.seen = None, now
             group.hold_until = now + self._first_delay if first else now
             group.deadline = now + max((m.rebalance for m in group.members.values()), default=0.0)
         self._complete_if_ready(group, now)
@@ -434,8 +434,9 @@ class GroupCoordinator:
         for group in self._groups.values():
             if group.pending:
                 group.pending = {member_id: until for member_id, until in group.pending.items() if until > now}
-            for member in [m for m in group.members.values() if m.joining is None and now - m.seen > m.session]:
-                if member.syncing is None:
+            for member in list(group.members.values()):
+                waits = member.joining is not None or member.syncing is not None
+                if not waits and now - member.seen > member.session:
                     self._evict(group, member, now)
             if group.phase == Phase.COMPLETING and now > group.deadline:
                 self._restart(group, now)

@@ -101,8 +101,8 @@ class PartitionLog:
         at = self.segments.index(old[0])
         self.segments[at : at + len(old)] = [new]
         self._bases = [segment.base for segment in self.segments]
-        if at == 0:
-            self.aborted = [entry for entry in self.aborted if entry.last >= new.next_offset]
+        dirty_from = next((segment.base for segment in self.segments if segment.covered_to is None), self.end)
+        self.aborted = [entry for entry in self.aborted if entry.last >= dirty_from]
 
     def _note(self, header: Header, compacted: bool, commit: bool | None) -> None:
         """Follow one stored batch. In compacted segments every transaction is decided and aborted data is gone."""
