@@ -8,10 +8,16 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreRefused
 
-__all__ = ("ProbeResult", "probe_create_only", "require_create_only")
+if TYPE_CHECKING:
+    from headrace.schemas.config import StoreConfig
+
+__all__ = ("ProbeResult", "open_for_commits", "probe_create_only", "require_create_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,14 @@ def require_create_only(store: ObjectStore, *, writers: int = 16, rounds: int = 
             "weight version. Take a store with conditional writes (AWS S3, R2, versitygw, SeaweedFS, a local folder)."
         )
     return result
+
+
+def open_for_commits(settings: "StoreConfig", run_folder: Path | str | None = None) -> ObjectStore:
+    """Open the store of ``[store]`` for a process that commits versions, and probe it unless told to assume.
+
+    Raises StoreRefused when it cannot be used or does not keep create-only puts, StoreUnavailable when it is away.
+    """
+    store = open_store(settings, run_folder)
+    if settings.conditional_writes == "probe":
+        require_create_only(store)
+    return store

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.connectors.stores import probe
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.probe import probe_create_only, require_create_only
@@ -114,3 +115,14 @@ def test_the_refusal_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match=r"of 16 racing writers up to 16 were told.*versitygw") as caught:
         require_create_only(Ignores(tmp_path), rounds=1)
     assert "If-None-Match" in str(caught.value)
+
+
+def test_a_store_for_commits_is_probed_unless_told_to_assume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[str] = []
+    honest = probe.require_create_only
+    monkeypatch.setattr(probe, "require_create_only", lambda store: (probed.append(store.url), honest(store)))
+    probe.open_for_commits(StoreConfig(conditional_writes="assume"), tmp_path / "a")
+    assert probed == []
+    store = probe.open_for_commits(StoreConfig(), tmp_path / "b")
+    assert probed == [store.url]
+    assert list(store.list("")) == []
