@@ -132,8 +132,8 @@ class Source:
         if progress.position and progress.digest and progress.digest != dataset.digest:
             raise ConfigurationError(
                 f"the dataset of stream {stream} (or its seed or columns) has changed since this run published from "
-                f"it: digest {progress.digest} then, {dataset.digest} now; {progress.position} prompts are published. Give "
-                "back the dataset and settings, or start a new run"
+                f"it: digest {progress.digest} then, {dataset.digest} now; {progress.position} prompts are published. "
+                "Give back the dataset and settings, or start a new run"
             )
         position = progress.position
         if position == 0:

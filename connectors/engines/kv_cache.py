@@ -41,7 +41,7 @@ class KeyValueCache:
         self._reserve(width)
 
     def begin_decode(self, lengths: "torch.Tensor", width: int) -> None:
-        """The next forward holds one token for each of rows 0 .. n-1, at ``lengths``; ``width`` is 1 + their maximum."""
+        """The next forward holds one token for each of rows 0 .. n-1, at ``lengths``; ``width``: 1 + their maximum."""
         import torch
 
         self._prefill, self._width = False, width

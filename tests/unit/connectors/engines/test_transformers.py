@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from headrace.connectors.engines.engine import Engine, Generation, PromptTooLong, Request, WeightsRefused, generate
 from headrace.connectors.engines.transformers import TransformersEngine
 from headrace.schemas.parts import Sampling
-from transformers import AutoModelForCausalLM
 
 
 def _bits(folder: Path, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -24,7 +25,9 @@ def _bits(folder: Path, scale: float = 1.0) -> dict[str, np.ndarray]:
     return out
 
 
-def _full_logprobs(folder: Path, bits: dict[str, np.ndarray], prompt: np.ndarray, done: Generation, t: float) -> np.ndarray:
+def _full_logprobs(
+    folder: Path, bits: dict[str, np.ndarray], prompt: np.ndarray, done: Generation, t: float
+) -> np.ndarray:
     """What a trainer recomputes: one forward without cache over prompt and completion, in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -55,7 +58,7 @@ def engine(tiny_model: Path) -> TransformersEngine:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_a_trainers_full_forward(engine: TransformersEngine, tiny_model: Path, temperature: float) -> None:
+def test_logprobs_equal_a_trainers_forward(engine: TransformersEngine, tiny_model: Path, temperature: float) -> None:
     requests = _requests(30, t=temperature)
     bits = _bits(tiny_model)
     worst = 0.0
@@ -80,8 +83,10 @@ def test_continuous_batching_equals_one_by_one(engine: TransformersEngine, tiny_
 
 def test_same_seed_same_tokens_and_other_seed_other_tokens(engine: TransformersEngine) -> None:
     prompt = np.array([5, 6, 7], np.int32)
+
     def run(seed: int) -> list[int]:
         return generate(engine, [Request(seed, prompt, Sampling(max_new_tokens=30, seed=seed))])[0].tokens.tolist()
+
     assert run(1) == run(1)
     assert len({tuple(run(seed)) for seed in range(8)}) > 1
 
