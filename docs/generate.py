@@ -136,7 +136,7 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 def usage(words: tuple[str, ...], command: Any) -> str:
     """`headrace WORDS ARGUMENTS`."""
-    arguments = [p.human_readable_name.upper() for p in command.params if p.param_type_name == "argument"]
+    arguments = [(p.metavar or p.name).upper() for p in command.params if p.param_type_name == "argument"]
     return f"`{' '.join(('headrace', *words, *arguments))}`"
 
 

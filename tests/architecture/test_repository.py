@@ -77,9 +77,10 @@ def test_no_compiled_or_oversized_file_is_tracked() -> None:
 
 
 def test_text_files_are_utf8_with_unix_lines_and_a_last_newline() -> None:
+    """Data files in JSON may come from other programs and end as they like."""
     for name, text in texts():
         assert "\r" not in text, name
-        assert text == "" or text.endswith("\n"), name
+        assert text == "" or text.endswith("\n") or name.endswith(".json"), name
         assert not places(re.compile("^(<{7}|>{7}) "), text), f"{name} has a conflict mark"
 
 
