@@ -1,7 +1,7 @@
 """The rules that a record must obey to travel, applied at encode; each breach is an InvalidRecord that names the field.
 
 Rules: the four arrays of a sequence have equal lengths; log-probs and rewards are finite; a trained token has a version
-and an untrained one none; reasons, statuses and kinds are of their closed lists (protocol 2, design 2).
+and an untrained one none; reasons, statuses and kinds are of their closed lists (protocol 2).
 """
 
 import math

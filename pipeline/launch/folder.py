@@ -1,7 +1,7 @@
 """The run folder: what lies where, and what a launcher notes about its sessions (wall time, peak memory).
 
 In: a folder or a configuration; out: paths. A folder is a run's if it has ``config.json``; the run can be read,
-verified and resumed from it alone (design 9).
+verified and resumed from it alone.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The local broker of a run folder: started, awaited, and found again when it runs already.
 
-Used by the launcher for the whole run, and by commands that read a finished run for as long as they read (design 4).
+Used by the launcher for the whole run, and by commands that read a finished run for as long as they read.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an operator is: one data algorithm over closed groups, between rollout and batch (design 3).
+"""What an operator is: one data algorithm over closed groups, between rollout and batch.
 
 In: the draft of a closed group of one policy. Out: the draft, changed or not, or a named drop. Operators are pure: they
 know records, their own state and their Context, nothing of Kafka or of each other, and they never sleep.

@@ -2,7 +2,7 @@
 
 A stage is the logic of one task of a sub-topology: a fold of its input partitions whose state, positions and outputs
 commit together. It does no I/O, has no clock and no threads of its own; it only calls its Context. The same stage runs
-under the worker on Kafka, under the test driver and under simulation (protocol 7, spec/runtime.md 6).
+under the worker on Kafka, under the test driver and under simulation (protocol 7).
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 ``put`` and ``delete`` write to the overlay; ``changes`` are what a transaction's changelog records must say; after the
 commit they are folded into the committed map, after an abort they vanish. A mark allows the writes of one call to be
-taken back, so that a failing call leaves nothing half done (spec/runtime.md 6.3, 6.4).
+taken back, so that a failing call leaves nothing half done.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The contract of an advantage: the rewards of a group in, one advantage per trained member out (spec/losses.md B3).
+"""The contract of an advantage: the rewards of a group in, one advantage per trained member out (docs/losses.md).
 
 Statistics come from the Group record, over every member that counts, also those that are not trained; so they are the
 same whatever was downsampled, however a batch is split, and for replayed members.

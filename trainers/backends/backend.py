@@ -1,8 +1,7 @@
 """The contract of a training backend: log-probs with gradient in, updated bf16 weights out.
 
 Whatever the precision of its arithmetic, a backend keeps fp32 master weights and computes on their bf16 rounding,
-which is exactly what it publishes; so a rollout engine on the published weights computes what the trainer computes
-(design 8).
+which is exactly what it publishes; so a rollout engine on the published weights computes what the trainer computes.
 """
 
 from collections.abc import Mapping

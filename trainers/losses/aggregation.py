@@ -1,4 +1,4 @@
-"""From a loss per token to one number, by counts of the whole batch (spec/losses.md B1).
+"""From a loss per token to one number, by counts of the whole batch (docs/losses.md).
 
 The denominators are fixed before any rejection and are the same for every micro-batch and rank, so that adding up the
 values of all micro-batches gives the value of the batch. A trajectory of 30 sequences weighs 30 in the modes that count

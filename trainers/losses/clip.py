@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO with its dual clip, shared by every loss that clips a ratio (spec/losses.md B2)."""
+"""The clipped surrogate of PPO with its dual clip, shared by every loss that clips a ratio (docs/losses.md)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Decoupled PPO: the clip is on new / prox, a weight prox / behave accounts for staleness (spec/losses.md B2).
+"""Decoupled PPO: the clip is on new / prox, a weight prox / behave accounts for staleness (docs/losses.md).
 
 Three named streams go in: behave (as sampled, any mix of versions), prox (the policy at the start of the step) and new.
 """

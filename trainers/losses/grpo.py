@@ -1,4 +1,4 @@
-"""GRPO: PPO's clipped loss on group advantages, plus a KL penalty to a frozen reference (spec/losses.md B2)."""
+"""GRPO: PPO's clipped loss on group advantages, plus a KL penalty to a frozen reference (docs/losses.md)."""
 
 from typing import ClassVar
 
