@@ -98,12 +98,12 @@ def in_turns(calls: dict[str, Callable[[], object]], repeats: int, before: Calla
     return best
 
 
-def encoded(pair: Pair, kernels: Kernels) -> list[list[Frame]]:
+def encoded(pair: Pair, kernels: Kernels, *, context: bool = False) -> list[list[Frame]]:
     """All segments of the change as frames."""
     frames = []
     for start in range(0, pair.old.size, SEGMENT):
         old, new = pair.old[start : start + SEGMENT], pair.new[start : start + SEGMENT]
-        frames.append(encode_segment(old, new, [Piece(0, 0, old.size)], kernels)[0])
+        frames.append(encode_segment(old, new, [Piece(0, 0, old.size)], kernels, context=context)[0])
     return frames
 
 
@@ -149,6 +149,34 @@ def codec(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Iterator[F
     names = {"encode": "encode_vs_copy", "apply": "apply_vs_copy", "hashed": "apply_hashed_vs_copy"}
     for kind, name in names.items():
         yield Figure(f"{name}{suffix}", took["copy"] / took[kind], "", bars[kind], True, "np.copyto")
+
+
+def context_mode(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Iterator[Figure]:
+    """The same for the mode that counts within classes of the old exponent."""
+    target = pair.old.copy()
+    frames = encoded(pair, kernels, context=True)
+    size = sum(len(frame.payload) for segment in frames for frame in segment)
+    apply(frames, target, kernels, hashed=False)
+    if not np.array_equal(target, pair.new):
+        raise AssertionError("the decoded weights are not the encoded ones")
+
+    def restore() -> None:
+        np.copyto(target, pair.old)
+
+    took = in_turns(
+        {
+            "copy": restore,
+            "encode": lambda: encoded(pair, kernels, context=True),
+            "apply": lambda: apply(frames, target, kernels, hashed=False),
+        },
+        repeats,
+        restore,
+    )
+    limit = "order-0 entropy of places and steps"
+    yield Figure(f"bytes_vs_order0_context{suffix}", size / pair.limit, "", 0.8, False, limit)
+    bar = None if suffix else 0.12
+    yield Figure(f"encode_vs_copy_context{suffix}", took["copy"] / took["encode"], "", bar, True, "np.copyto")
+    yield Figure(f"apply_vs_copy_context{suffix}", took["copy"] / took["apply"], "", bar, True, "np.copyto")
 
 
 def raw_format(pair: Pair, repeats: int) -> Iterator[Figure]:
@@ -226,6 +254,8 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("changed_share", pair.share, "", anchor="learning rate 1e-6, AdamW")
     yield from codec(pair, fast, repeats, "")
     yield from codec(pair, NumpyKernels(), repeats, "_numpy")
+    yield from context_mode(pair, fast, repeats, "")
+    yield from context_mode(pair, NumpyKernels(), 2, "_numpy")
     yield from raw_format(pair, repeats)
     yield Figure("extra_memory_mb", memory(pair, type(fast)()), "MB", 48, False, "one thread, 8 MB segment")
     yield Figure("extra_memory_mb_numpy", memory(pair, NumpyKernels()), "MB", 48, False, "one thread, 8 MB segment")

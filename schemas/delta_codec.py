@@ -1,7 +1,7 @@
 """Frames: the change of a run of elements in the fewest bytes, each frame decodable on its own.
 
-Goes in: old and new bits of a segment; comes out: frames in the smallest of three modes, and their exact inverse. A
-frame that is damaged in any way raises DeltaCorrupt before the target is touched, with memory bounded by the target.
+Goes in: old and new bits of a segment; comes out: frames in the mode that is smallest, and their exact inverse. A frame
+that is damaged in any way raises DeltaCorrupt before the target is touched, with memory bounded by the target.
 
 A frame, to the byte: mode (1 byte), element width in bytes (1 byte), elements, changed elements, then for every stream
 of the mode its length and its stored length x 2 + 1 if it is a zstd frame, x 2 if it is stored as it is; numbers are
@@ -13,9 +13,11 @@ mode       byte  streams                                     apply
 steps      1     gaps, codes, magnitudes, escapes            once, on the base it was made for (width 2 only)
 absolute   2     gaps, then a plane per byte of the element  any number of times
 dense      3     a plane per byte of the element             any number of times, on any base
+context    4     the streams of steps for each of 16 classes once, on the base it was made for (width 2 only)
 =========  ====  ==========================================  ================================================
 
-``delta_steps`` documents gaps, codes, magnitudes and escapes. Plane k holds byte k of every value.
+``delta_steps`` documents gaps, codes, magnitudes and escapes, ``delta_context`` the classes. Plane k holds byte k of
+every value. In a context frame the changed elements of each class follow those of the frame, before the lengths.
 """
 
 import threading
@@ -27,6 +29,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from headrace.schemas.delta_context import CLASSES, apply_classes, steps_by_class
 from headrace.schemas.delta_layout import DeltaCorrupt, Piece
 from headrace.schemas.delta_steps import (
     I64,
@@ -43,11 +46,13 @@ from headrace.schemas.delta_steps import (
 __all__ = (
     "ABSOLUTE",
     "CODEC",
+    "CONTEXT",
     "DENSE",
     "STEPS",
     "Frame",
     "apply_frame",
     "encode_absolute",
+    "encode_context",
     "encode_dense",
     "encode_segment",
     "encode_steps",
@@ -55,7 +60,7 @@ __all__ = (
 )
 
 CODEC = "headrace-delta/1"
-STEPS, ABSOLUTE, DENSE = 1, 2, 3
+STEPS, ABSOLUTE, DENSE, CONTEXT = 1, 2, 3, 4
 _ZSTD_LEVEL = 1
 _SPARSE = 0.25
 _GROUP = 64 << 10
@@ -99,14 +104,22 @@ def encode_dense(new: NDArray[Any]) -> bytes:
     return _pack(DENSE, new.dtype.itemsize, new.size, new.size, _planes(new))
 
 
+def encode_context(old: NDArray[Any], new: NDArray[Any], kernels: Kernels) -> bytes:
+    """The frame of mode context: steps counted within classes of the old exponent (uint16, [count])."""
+    parts = steps_by_class(old, new, kernels)
+    streams = [stream for part in parts for stream in (part.gaps, part.codes, part.magnitudes, part.escapes)]
+    changes = [part.changed for part in parts]
+    return _pack(CONTEXT, 2, new.size, sum(changes), streams, changes)
+
+
 def encode_segment(
-    old: NDArray[Any], new: NDArray[Any], pieces: Sequence[Piece], kernels: Kernels
+    old: NDArray[Any], new: NDArray[Any], pieces: Sequence[Piece], kernels: Kernels, *, context: bool = False
 ) -> tuple[list[Frame], list[int]]:
     """The frames that turn ``old`` into ``new`` and the changed elements of every piece.
 
     old, new: unsigned integers of the segment's width, [count]. No frames when nothing changed. Where at most a
     quarter of every tensor moved the segment is one frame of steps; otherwise tensors (small ones together) get frames
-    of their own, each in the mode that makes it smallest.
+    of their own, each in the mode that makes it smallest. context: try that mode too, in place of one frame of steps.
     """
     bounds = np.array([0, *(piece.stop for piece in pieces)], np.int64)
     if pieces:
@@ -114,7 +127,10 @@ def encode_segment(
     if new.dtype.itemsize == 2 and pieces:
         steps, counts = kernels.scan(old, new, bounds)
         if steps.changed and all(counts[lo:hi].sum() <= _SPARSE * _size(bounds, lo, hi) for lo, hi in _groups(bounds)):
-            return [Frame(0, new.size, encode_steps(steps, new.size))], counts.tolist()
+            payload = encode_steps(steps, new.size)
+            if context:
+                payload = min(payload, encode_context(old, new, kernels), key=len)
+            return [Frame(0, new.size, payload)], counts.tolist()
     else:
         counts = np.diff(np.searchsorted(changed_positions(old, new), bounds)).astype(np.int64)
     frames: list[Frame] = []
@@ -135,12 +151,14 @@ def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kern
 
     Raises DeltaCorrupt, with the target untouched, unless every length, stream and position fits the target.
     """
-    mode, changed, streams = _unpack(memoryview(payload), target.dtype.itemsize, target.size)
+    mode, changes, streams = _unpack(memoryview(payload), target.dtype.itemsize, target.size)
+    changed = sum(changes)
     if mode == STEPS:
-        gaps, codes, magnitudes, escapes = streams
-        steps = Steps(changed, gaps, codes, magnitudes, escapes.view("<u2"))
+        steps = _steps(changed, streams)
         check_steps(steps, target.size)
         kernels.apply(steps, target)
+    elif mode == CONTEXT:
+        apply_classes([_steps(n, streams[4 * i :]) for i, n in enumerate(changes)], target, kernels)
     elif mode == ABSOLUTE:
         check_gaps(streams[0], changed, target.size)
         target[positions_of(streams[0])] = _joined(streams[1:], target.dtype)
@@ -211,8 +229,15 @@ def _read_number(data: memoryview, at: int) -> tuple[int, int]:
     raise DeltaCorrupt(f"frame of {len(data)} bytes: a length at byte {at} does not end")
 
 
-def _pack(mode: int, width: int, count: int, changed: int, streams: Sequence[NDArray[Any]]) -> bytes:
-    head = [bytes((mode, width)), _number(count), _number(changed)]
+def _steps(changed: int, streams: Sequence[U8]) -> Steps:
+    gaps, codes, magnitudes, escapes = streams[:4]
+    return Steps(changed, gaps, codes, magnitudes, escapes.view("<u2"))
+
+
+def _pack(
+    mode: int, width: int, count: int, changed: int, streams: Sequence[NDArray[Any]], changes: Sequence[int] = ()
+) -> bytes:
+    head = [bytes((mode, width)), _number(count), _number(changed), *map(_number, changes)]
     bodies: list[bytes] = []
     for stream in streams:
         raw = np.ascontiguousarray(stream).view(np.uint8)
@@ -223,28 +248,30 @@ def _pack(mode: int, width: int, count: int, changed: int, streams: Sequence[NDA
     return b"".join((*head, *bodies))
 
 
-def _unpack(data: memoryview, width: int, count: int) -> tuple[int, int, list[U8]]:
-    """Mode, changed elements and raw streams; every length is checked against the target before it is allocated."""
-    if len(data) < 2 or data[0] not in (STEPS, ABSOLUTE, DENSE):
+def _unpack(data: memoryview, width: int, count: int) -> tuple[int, list[int], list[U8]]:
+    """Mode, changed elements (by class) and raw streams; no length is allocated before the target has room for it."""
+    if len(data) < 2 or data[0] not in (STEPS, ABSOLUTE, DENSE, CONTEXT):
         raise DeltaCorrupt(f"frame of {len(data)} bytes has mode {frame_mode(data)}; this release reads {CODEC}")
     mode = data[0]
     says_count, at = _read_number(data, 2)
     changed, at = _read_number(data, at)
-    if data[1] != width or says_count != count or changed > count or (mode == STEPS and width != 2):
+    if data[1] != width or says_count != count or changed > count or (mode in (STEPS, CONTEXT) and width != 2):
         raise DeltaCorrupt(
             f"frame is for {says_count} elements of {data[1]} bytes, {changed} changed; here are {count} of {width}"
         )
-    bounds = {
-        STEPS: [changed + count // 255, (changed + 3) // 4, changed, 2 * changed],
-        ABSOLUTE: [changed + count // 255] + [changed] * width,
-        DENSE: [count] * width,
-    }[mode]
+    changes = [changed]
+    if mode == CONTEXT:
+        changes = []
+        for _ in range(CLASSES):
+            one, at = _read_number(data, at)
+            changes.append(one)
+        if sum(changes) != changed:
+            raise DeltaCorrupt(f"classes of a frame have {sum(changes)} changes of {changed}")
     table: list[tuple[int, int, bool]] = []
-    for number, most in enumerate(bounds):
+    for number, (most, exact) in enumerate(_stream_bounds(mode, width, count, changes)):
         length, at = _read_number(data, at)
         stored, at = _read_number(data, at)
         table.append((length, stored >> 1, bool(stored & 1)))
-        exact = mode == DENSE or (mode == ABSOLUTE and number > 0)
         if length > most or (exact and length != most):
             raise DeltaCorrupt(f"stream {number} of {length} bytes where {most} are possible")
     if at + sum(stored for _, stored, _ in table) != len(data):
@@ -253,9 +280,19 @@ def _unpack(data: memoryview, width: int, count: int) -> tuple[int, int, list[U8
     for length, stored, packed in table:
         streams.append(_stream(data[at : at + stored], length, packed))
         at += stored
-    if mode == STEPS and streams[3].size % 2:
+    if mode in (STEPS, CONTEXT) and any(escapes.size % 2 for escapes in streams[3::4]):
         raise DeltaCorrupt("escape stream ends in half a value")
-    return mode, changed, streams
+    return mode, changes, streams
+
+
+def _stream_bounds(mode: int, width: int, count: int, changes: Sequence[int]) -> list[tuple[int, bool]]:
+    """For each stream of a mode the most bytes it can have, and whether it must have exactly those."""
+    if mode == DENSE:
+        return [(count, True)] * width
+    if mode == ABSOLUTE:
+        return [(changes[0] + count // 255, False)] + [(changes[0], True)] * width
+    sizes = [(n + count // 255, (n + 3) // 4, n, 2 * n) for n in changes]
+    return [(most, False) for four in sizes for most in four]
 
 
 def _stream(body: memoryview, length: int, packed: bool) -> U8:

@@ -5,7 +5,7 @@ without the interpreter lock, so segments are coded on several threads.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import numba
@@ -132,6 +132,37 @@ def _apply(gaps: U8, codes: U8, magnitudes: U8, escapes: U16, target: U16) -> No
         target[position] = ((-value - 1) | 0x8000) if value < 0 else value
 
 
+@_compiled
+def _ranks(classes: U8, positions: I64, seen: I64, ranks: I64) -> None:
+    position = 0
+    for change in range(positions.size):
+        while position < positions[change]:
+            seen[classes[position]] += 1
+            position += 1
+        ranks[change] = seen[classes[position]]
+
+
+@_compiled
+def _places(classes: U8, ranks: I64, nexts: I64, ends: I64, places: I64) -> None:
+    """``ranks`` and ``places`` hold all classes one after the other; ``nexts`` to ``ends`` is what is left of each.
+
+    ``left`` counts the elements of a class down to its next change, so most elements cost one decrement.
+    """
+    left = np.full(nexts.size, -1, np.int64)
+    for one in range(nexts.size):
+        if nexts[one] < ends[one]:
+            left[one] = ranks[nexts[one]]
+    for position in range(classes.size):
+        one = classes[position]
+        if left[one] == 0:
+            place = nexts[one]
+            places[place] = position
+            nexts[one] = place + 1
+            left[one] = ranks[place + 1] - ranks[place] - 1 if place + 1 < ends[one] else -1
+        else:
+            left[one] -= 1
+
+
 class NumbaKernels:
     """The step mode in compiled loops; one object may be used from several threads."""
 
@@ -156,6 +187,20 @@ class NumbaKernels:
         """Apply checked steps in place (see ``delta_steps.Kernels.apply``)."""
         # A copy is aligned and writable whatever frame it came from: one compiled variant serves all.
         _apply(steps.gaps, steps.codes, steps.magnitudes, np.array(steps.escapes, np.uint16), target)
+
+    def ranks(self, classes: U8, positions: I64) -> I64:
+        """Places of elements within their class (see ``delta_steps.Kernels.ranks``)."""
+        ranks = np.empty(positions.size, np.int64)
+        _ranks(classes, positions, np.zeros(16, np.int64), ranks)
+        return ranks
+
+    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+        """Positions from places within classes (see ``delta_steps.Kernels.places``)."""
+        ends = np.cumsum([rank.size for rank in ranks])
+        joined = np.concatenate(ranks)
+        places = np.empty(joined.size, np.int64)
+        _places(classes, joined, np.append(0, ends[:-1]), ends, places)
+        return np.split(places, ends[:-1])
 
     def _room(self, count: int) -> tuple[U8, U8, U8, U16]:
         """This thread's stream buffers, large enough for a frame in which every element changed; overwritten by the

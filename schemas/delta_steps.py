@@ -11,7 +11,7 @@ does not fit. ``escapes`` has the new bits of those last ones. A step is the dif
 sign-magnitude integer, with -0 one below +0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,12 +29,15 @@ __all__ = (
     "check_steps",
     "gaps_of",
     "kernels_for",
+    "moved",
     "ordered",
     "positions_of",
+    "steps_of",
 )
 
 _CHUNK = 1 << 20
 _FAST_ABOVE = 32 << 20
+_CLASSES = 16
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -66,6 +69,20 @@ class Kernels(Protocol):
 
     def apply(self, steps: Steps, target: U16) -> None:
         """Apply steps that passed ``check_steps`` to [count] elements in place; once, on their own base."""
+        ...
+
+    def ranks(self, classes: U8, positions: I64) -> I64:
+        """How many earlier elements have the class of the element at each of ascending positions.
+
+        classes: [count], each below 16.
+        """
+        ...
+
+    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+        """Where the elements with given ranks in their class stand; the inverse of ``ranks``.
+
+        ranks: for each of 16 classes, ascending and below the number of its elements.
+        """
         ...
 
 
@@ -145,6 +162,40 @@ def check_steps(steps: Steps, count: int) -> None:
         raise DeltaCorrupt("magnitude and escape streams disagree")
 
 
+def steps_of(gaps: U8, before: U16, after: U16) -> Steps:
+    """The streams of changed elements, from their gap stream, old bits and new bits ([changed] each)."""
+    step = ordered(after).astype(np.int32)
+    step -= ordered(before)
+    down = step < 0
+    np.abs(step, out=step)
+    large = step > 1
+    codes = np.zeros(-(-before.size // 4) * 4, np.uint8)
+    codes[: before.size] = down
+    codes[: before.size] |= large.view(np.uint8) << 1
+    quads = codes.reshape(-1, 4)
+    packed = quads[:, 0].copy()
+    for place in (1, 2, 3):
+        packed |= quads[:, place] << np.uint8(2 * place)
+    beyond = step[large] - 2
+    far = beyond >= 255
+    escapes = after[large][far] if far.any() else np.empty(0, np.uint16)
+    return Steps(int(before.size), gaps, packed, np.minimum(beyond, 255).astype(np.uint8), escapes)
+
+
+def moved(before: U16, steps: Steps) -> U16:
+    """New bits of changed elements, from their old bits ([changed]) and checked steps."""
+    codes = _UNPACKED[steps.codes].reshape(-1)[: steps.changed]
+    move = _UNIT_MOVES[codes]
+    large = np.flatnonzero(codes >= 2) if steps.magnitudes.size else np.empty(0, np.int64)
+    if large.size:
+        move[large] *= steps.magnitudes.astype(np.int16) + np.int16(2)
+    move += ordered(before)
+    bits = ordered(move.view(np.uint16)).view(np.uint16)
+    if steps.escapes.size:
+        bits[large[steps.magnitudes == 255]] = steps.escapes
+    return bits
+
+
 class NumpyKernels:
     """The step mode in numpy views."""
 
@@ -154,39 +205,27 @@ class NumpyKernels:
         """The steps from old to new (see ``Kernels.scan``)."""
         positions = changed_positions(old, new)
         counts = np.diff(np.searchsorted(positions, bounds)).astype(np.int64)
-        after = new[positions]
-        step = ordered(after).astype(np.int32)
-        step -= ordered(old[positions])
-        down = step < 0
-        np.abs(step, out=step)
-        large = step > 1
-        codes = np.zeros(-(-positions.size // 4) * 4, np.uint8)
-        codes[: positions.size] = down
-        codes[: positions.size] |= large.view(np.uint8) << 1
-        quads = codes.reshape(-1, 4)
-        packed = quads[:, 0].copy()
-        for place in (1, 2, 3):
-            packed |= quads[:, place] << np.uint8(2 * place)
-        beyond = step[large] - 2
-        far = beyond >= 255
-        escapes = after[large][far] if far.any() else np.empty(0, np.uint16)
-        magnitudes = np.minimum(beyond, 255).astype(np.uint8)
-        return Steps(int(positions.size), gaps_of(positions), packed, magnitudes, escapes), counts
+        return steps_of(gaps_of(positions), old[positions], new[positions]), counts
 
     def apply(self, steps: Steps, target: U16) -> None:
         """Apply checked steps in place (see ``Kernels.apply``)."""
         positions = positions_of(steps.gaps)
-        codes = _UNPACKED[steps.codes].reshape(-1)[: steps.changed]
-        move = _UNIT_MOVES[codes]
-        large = np.flatnonzero(codes >= 2) if steps.magnitudes.size else np.empty(0, np.int64)
-        if large.size:
-            move[large] *= steps.magnitudes.astype(np.int16) + np.int16(2)
-        value = ordered(target[positions])
-        value += move
-        bits = ordered(value.view(np.uint16)).view(np.uint16)
-        if steps.escapes.size:
-            bits[large[steps.magnitudes == 255]] = steps.escapes
-        target[positions] = bits
+        target[positions] = moved(target[positions], steps)
+
+    def ranks(self, classes: U8, positions: I64) -> I64:
+        """Places of elements within their class (see ``Kernels.ranks``)."""
+        order = np.argsort(classes, kind="stable")
+        place = np.empty(classes.size, np.int64)
+        place[order] = np.arange(classes.size)
+        first = np.concatenate(([0], np.cumsum(np.bincount(classes, minlength=_CLASSES))))
+        return place[positions] - first[classes[positions]]
+
+    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+        """Positions from places within classes (see ``Kernels.places``)."""
+        order = np.argsort(classes, kind="stable")
+        ends = np.cumsum(np.bincount(classes, minlength=_CLASSES))
+        starts = ends - np.bincount(classes, minlength=_CLASSES)
+        return [order[start + rank] for start, rank in zip(starts, ranks, strict=True)]
 
 
 def kernels_for(nbytes: int) -> Kernels:

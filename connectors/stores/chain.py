@@ -115,16 +115,20 @@ class Chain:
         link = self._links.get(version)
         if link is None:
             link = self._read_link(version)
-            self._links[version] = link
-            while len(self._links) > _KEPT_LINKS:
-                with suppress(StopIteration, KeyError):
-                    self._links.pop(next(iter(self._links)))
+            self.remember(link)
         if sha256 and link.sha256 != sha256:
             raise DeltaCorrupt(
                 f"{self.store.url}: {self.keys.manifest(version)} has sha256 {link.sha256}, expected {sha256}: "
                 "its chain has forked or the store was written by hand"
             )
         return link
+
+    def remember(self, link: Link) -> None:
+        """Keep a manifest that is known to be committed, so that it need not be read."""
+        self._links[link.version] = link
+        while len(self._links) > _KEPT_LINKS:
+            with suppress(StopIteration, KeyError, RuntimeError):  # Another thread is dropping it just now.
+                self._links.pop(next(iter(self._links)))
 
     def layout(self, digest: str) -> Layout:
         """The layout table with this digest. Raises NoSuchKey, DeltaCorrupt."""

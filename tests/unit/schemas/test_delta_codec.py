@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from headrace.schemas import delta_codec
 from headrace.schemas.delta_codec import (
     ABSOLUTE,
+    CONTEXT,
     DENSE,
     STEPS,
     apply_frame,
     encode_absolute,
+    encode_context,
     encode_dense,
     encode_segment,
     encode_steps,
@@ -98,7 +100,10 @@ def test_every_bit_pattern_survives_every_mode(kernels: Kernels, data: st.DataOb
     if data.draw(st.booleans()):
         new = data.draw(arrays(np.uint16, count, elements=values))
     steps, _ = kernels.scan(old, new, np.array([0, count], np.int64))
-    for payload in (encode_steps(steps, count), encode_absolute(old, new), encode_dense(new)):
+    every = (
+        encode_steps(steps, count), encode_context(old, new, kernels), encode_absolute(old, new), encode_dense(new),
+    )  # fmt: skip
+    for payload in every:
         assert np.array_equal(rebuilt(old, payload, kernels), new)
     frames, counts = encode_segment(old, new, one_piece(count), kernels)
     target = old.copy()
@@ -121,6 +126,8 @@ def test_both_kernels_give_the_same_bytes(share: float) -> None:
         assert encode_steps(steps, old.size) == encode_steps(outcomes[0][0], old.size)
         assert counts.tolist() == [int(differs[a:b].sum()) for a, b in itertools.pairwise(bounds)]
         assert np.array_equal(rebuilt(old, encode_steps(steps, old.size), kernels), new)
+        assert encode_context(old, new, kernels) == encode_context(old, new, KERNELS[0])
+        assert np.array_equal(rebuilt(old, encode_context(old, new, kernels), kernels), new)
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda k: k.name)
@@ -145,6 +152,30 @@ def test_sparse_changes_cost_about_their_entropy() -> None:
     frames, _ = encode_segment(old, new, one_piece(old.size), NumpyKernels())
     assert [frame_mode(frame.payload) for frame in frames] == [STEPS]
     assert len(frames[0].payload) < 1.05 * entropy
+
+
+def test_context_counts_within_classes_and_is_taken_when_it_is_smaller() -> None:
+    rng = np.random.default_rng(4)
+    old = bfloat16((rng.standard_normal(1 << 19) * np.exp(rng.standard_normal(1 << 19) - 4)).astype(np.float32))
+    small = (old & 0x7FFF) < 0x3B80
+    new = np.where(small & (rng.random(old.size) < 0.05), old ^ 1, old)
+    plain, _ = encode_segment(old, new, one_piece(old.size), NumpyKernels())
+    frames, _ = encode_segment(old, new, one_piece(old.size), NumpyKernels(), context=True)
+    assert frame_mode(frames[0].payload) == CONTEXT
+    assert len(frames[0].payload) < 0.95 * len(plain[0].payload)
+    assert np.array_equal(rebuilt(old, frames[0].payload, NumpyKernels()), new)
+
+
+def test_a_context_frame_on_a_wrong_base_is_refused_untouched() -> None:
+    old = np.full(1000, 0x3F80, np.uint16)
+    new = old.copy()
+    new[900:] += 1
+    payload = encode_context(old, new, NumpyKernels())
+    base = np.full(1000, 0x3000, np.uint16)
+    for kernels in KERNELS:
+        with pytest.raises(DeltaCorrupt, match="beyond"):
+            apply_frame(payload, base, kernels)
+        assert (base == 0x3000).all()
 
 
 def test_each_tensor_gets_the_mode_that_makes_it_smallest() -> None:
@@ -271,7 +302,7 @@ def test_a_bomb_is_refused_before_it_unfolds() -> None:
     assert peak < 1 << 20
 
 
-@pytest.mark.parametrize("mode", [0, 4, 255])
+@pytest.mark.parametrize("mode", [0, 5, 255])
 def test_unknown_modes_are_refused(mode: int) -> None:
     with pytest.raises(DeltaCorrupt, match=f"mode {mode}"):
         apply_frame(bytes((mode, 2, 0, 0)), np.zeros(4, np.uint16), NumpyKernels())
