@@ -1,0 +1,123 @@
+"""A tally follows credits, rewards, evaluations and staleness as the ledger orders them."""
+
+from __future__ import annotations
+
+import pytest
+from run_facts import closed, opened, step, whole_run
+
+from headrace.pipeline.progress import figures_of, line_of, waits_for
+from headrace.pipeline.tally import Tally
+from headrace.schemas.config import PolicyConfig, RunConfig, StreamConfig, TrainerConfig
+from headrace.schemas.parts import HeldTask, HostedPolicy
+from headrace.schemas.records import Closed, Demand, EvalResult, Kept, Record, Rollback, Stop, Trained
+
+CONFIG = RunConfig(
+    policies={"main": PolicyConfig(model="m")}, streams={"main": StreamConfig(dataset="d")},
+    trainer=TrainerConfig(max_steps=5),
+)  # fmt: skip
+
+
+def tally_of(*records: Record) -> Tally:
+    tally = Tally()
+    for record in records:
+        tally.fold(record)
+    return tally
+
+
+def whole_tally() -> Tally:
+    facts = whole_run()
+    return tally_of(*facts.ledger[0], *facts.manifests[0], *facts.steps[0])
+
+
+def result(version: int, reward: float, prompt: str = "p", error: str = "") -> EvalResult:
+    return EvalResult(
+        policy=0, suite="heldout", prompt_id=prompt, replica=0, version=version, oldest_version=version,
+        newest_version=version, reward=reward, tokens=3, end_reason="stop", finished_ms=1, error=error,
+    )  # fmt: skip
+
+
+def demand(sent_ms: int, held: int = 0) -> Demand:
+    return Demand(
+        worker="rollout-0", incarnation=1, role="any", capacity=9, next_sequence=0, inbox=0, sent_ms=sent_ms,
+        policies=[HostedPolicy(policy=0, version=1)],
+        held=[HeldTask(kind="train", group=n, replica=0, attempt=0) for n in range(held)],
+    )  # fmt: skip
+
+
+def test_a_whole_run_leaves_nothing_open() -> None:
+    policy = whole_tally().policies[0]
+    assert (policy.opened, policy.trained, policy.version) == (5, 4, 2)
+    assert not policy.rolling and not policy.kept and not policy.batched
+    assert policy.closed == {"filtered": 1}
+
+
+def test_only_the_first_ending_record_counts() -> None:
+    policy = tally_of(opened(1), closed(1), closed(1, "stale"), closed(9)).policies[0]
+    assert policy.closed == {"filtered": 1}
+
+
+def test_staleness_is_counted_over_items_of_trained_batches() -> None:
+    assert whole_tally().policies[0].staleness() == {0: 4, 1: 4}
+
+
+def test_rewards_gather_between_trained_records_and_count_filtered_groups() -> None:
+    kept = Kept(policy=0, group=1, raw_mean=0.5)
+    filtered = Closed(policy=0, group=2, reason="filtered", by="assemble", operator="dynamic_sampling", raw_mean=1.0)
+    tally = tally_of(opened(1), opened(2), kept, filtered, Trained(policy=0, batch=1, version=1, first=True))
+    (point,) = tally.policies[0].rewards
+    assert (point.version, point.mean, point.groups) == (1, 0.75, 2)
+    assert tally.policies[0].closed == {"filtered (dynamic_sampling)": 1}
+
+
+def test_accuracy_is_a_mean_over_the_samples_of_a_version() -> None:
+    tally = tally_of(result(0, 0.0), result(0, 1.0), result(25, 1.0), result(25, 0.0, error="engine died"))
+    assert tally.policies[0].accuracies() == [(0, 0.5, 2), (25, 1.0, 1)]
+
+
+def test_rollbacks_are_counted_by_time() -> None:
+    tally = Tally()
+    back = Rollback(policy=0, lineage=1, base_lineage=0, base_batch=1, base_version=1)
+    tally.fold(back, 1000)
+    assert tally.rollbacks_since(500) == 1 and tally.rollbacks_since(1500) == 0
+
+
+def test_a_line_shows_what_is_known() -> None:
+    tally = whole_tally()
+    for record in (result(0, 0.0), result(2, 1.0)):
+        tally.fold(record)
+    (figures,) = figures_of(CONFIG, tally)
+    line = line_of(figures, seconds=12, rollouts=40, per_second=3.3, dead_letters=1)
+    assert "main v2/5" in line and "held-out 0.000 (v0)" in line and "staleness 0.50" in line
+    assert "drops filtered 1" in line and "1 dead letters" in line
+
+
+def test_the_newest_evaluation_counts_once_the_policy_has_stopped() -> None:
+    tally = tally_of(result(0, 0.0), result(2, 1.0), Stop(reason="steps", policy=0))
+    assert figures_of(CONFIG, tally)[0].accuracy == (2, 1.0)
+
+
+def test_a_line_before_anything_happened() -> None:
+    line = line_of(figures_of(CONFIG, Tally())[0], seconds=0, rollouts=0, per_second=0, dead_letters=0)
+    assert "main v0/5" in line and "reward" not in line and "drops" not in line
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], "no Demand yet: no rollout worker is alive"),
+        ([demand(60_000)], "no Demand for 40 s: no rollout worker is alive"),
+        ([demand(99_000)], "nothing of main is open"),
+        ([demand(99_000, held=3), opened(1)], "1 groups of main are open while 1 workers hold 3 tasks"),
+        ([demand(99_000), opened(1), Kept(policy=0, group=1)], "1 kept groups of main are not enough"),
+        ([demand(99_000), whole_run().manifests[0][0]], "batch 1 of main is composed and has no Step"),
+        ([step(1, 1), demand(99_000), Stop(reason="s", policy=0)], "all policies have stopped; still running: source"),
+    ],
+)  # fmt: skip
+def test_a_run_that_stands_still_names_what_is_missing(records: list[Record], words: str) -> None:
+    said = waits_for(CONFIG, tally_of(*records), now_ms=100_000, troubled={}, running=["source"])
+    assert words in said
+
+
+def test_a_dying_part_is_named_first() -> None:
+    said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"trainer-main": 3}, running=[])
+    assert "trainer-main (3 deaths)" in said
