@@ -1,23 +1,22 @@
 """What must be true of the topics that a run in a ``flow_world.World`` leaves, whatever went wrong in it.
 
 ``violations(world)`` gives one line per breach; each line starts with the name of the invariant. Everything is read
-from the topics; the world is asked only for what no topic can know (who was alive, what a trainer's weights are made of).
+from the topics; the world is asked only for what no topic can know (who was alive, what the weights are made of).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 
 from flow_world import World
 
-from headrace.pipeline.group_to_batch import Batch
 from headrace.schemas.digests import lane_digest
 from headrace.schemas.ids import group_partition
 from headrace.schemas.records import (
     Admission,
     Batched,
     Closed,
-    Failed,
     Group,
     Item,
     Kept,
@@ -41,6 +40,7 @@ def violations(world: World) -> list[str]:
     admissions = {r.group: r for r in world.driver.records("admissions") if isinstance(r, Admission)}
     bad += _prompts(world, admissions)
     bad += _leases(world, admissions)
+    bad += _idle(world, admissions)
     for policy in range(len(world.plan.policies)):
         bad += _ledger(world, policy, admissions)
         bad += _batches(world, policy)
@@ -65,10 +65,8 @@ def _prompts(world: World, admissions: dict[int, Admission]) -> list[str]:
         closed = {r.group for r in _log(world, "ledger", policy) if isinstance(r, Closed) and r.reason == "failed"}
         for group in closed & admissions.keys():
             failed[admissions[group].prompt_id] += 1
-    for a in admissions.values():
-        if a.retry and (a.retry > world.plan.retries or not failed[a.prompt_id]):
-            bad.append(f"prompts: group {a.group} is a retry without need")
-    return bad
+    needless = [a for a in admissions.values() if a.retry and (a.retry > world.plan.retries or not failed[a.prompt_id])]
+    return bad + [f"prompts: group {a.group} is a retry without need" for a in needless]
 
 
 def _leases(world: World, admissions: dict[int, Admission]) -> list[str]:
@@ -87,14 +85,40 @@ def _leases(world: World, admissions: dict[int, Admission]) -> list[str]:
     return bad
 
 
+def _idle(world: World, admissions: dict[int, Admission]) -> list[str]:
+    """Without faults, a group ends soon after its last replica has reported."""
+    if world.plan.scored or world.plan.faults:
+        return []
+    last: dict[int, dict[int, int]] = defaultdict(dict)
+    for record, at in _timed(world, "trajectories"):
+        if isinstance(record, Trajectory):
+            last[record.group].setdefault(record.replica, at)
+    bad = []
+    for record, at in _timed(world, "ledger"):
+        if isinstance(record, Kept | Closed) and record.group in admissions:
+            if isinstance(record, Closed) and record.by != "assemble":
+                continue
+            ends = last[record.group]
+            replicas = admissions[record.group].group_size + admissions[record.group].extra_replicas
+            if len(ends) == replicas and at > max(ends.values()) + 15_000:
+                bad.append(f"idle: group {record.group} ended {at - max(ends.values())} ms after its last report")
+    return bad
+
+
+def _timed(world: World, topic: str) -> list[tuple[object, int]]:
+    count = world.driver.partitions[topic]
+    return [(e.record, e.timestamp_ms) for number in range(count) for e in world.driver.log[topic, number]]
+
+
 def _ledger(world: World, policy: int, admissions: dict[int, Admission]) -> list[str]:
     """Credits: opened as admitted, within the cap, ended exactly once, in an order that makes sense."""
     plan, bad = world.plan.policies[policy], []
     state: dict[int, str] = {}
     batch_of: dict[int, list[int]] = defaultdict(list)
     ended: Counter[int] = Counter()
-    surplus = world.plan.zero_variance >= 0 or plan.extra or ("rollback" in world.plan.faults)
-    for record in _log(world, "ledger", policy):
+    rolled = world.stats["rollbacks"] and not world.plan.discard
+    surplus = world.plan.zero_variance >= 0 or plan.extra or rolled
+    for record, at in [(e.record, e.timestamp_ms) for e in world.driver.log["ledger", policy]]:
         if isinstance(record, Opened):
             if record.group in state:
                 bad.append(f"opened twice: {policy} {record.group}")
@@ -114,7 +138,7 @@ def _ledger(world: World, policy: int, admissions: dict[int, Admission]) -> list
             if record.reason == "stale" and plan.mode == "wait" and not surplus:
                 bad.append(f"wait closed as stale: {policy} {record.group}")
             if record.reason == "failed" and record.group in admissions:
-                bad += _failed_rightly(world, admissions[record.group], record)
+                bad += _failed_rightly(world, admissions[record.group], record, at)
         elif isinstance(record, Batched):
             for group in record.groups:
                 if state.get(group) not in ("open", "kept"):
@@ -134,17 +158,17 @@ def _ledger(world: World, policy: int, admissions: dict[int, Admission]) -> list
     return bad
 
 
-def _failed_rightly(world: World, admission: Admission, closed: Closed) -> list[str]:
-    """A group fails only when too little of it could be used, and not before somebody had it in hand."""
+def _failed_rightly(world: World, admission: Admission, closed: Closed, at: int) -> list[str]:
+    """A group fails at its deadline only when too little of it is usable, and never before somebody had it in hand."""
     plan, bad = world.plan, []
     place = ("trajectories", group_partition(admission.group, plan.parts))
     in_time = {
         e.record.replica
         for e in world.driver.log[place]
         if isinstance(e.record, Trajectory) and e.record.group == admission.group and e.record.status == "train"
-        and e.record.finished_ms < admission.deadline_ms and e.timestamp_ms <= admission.deadline_ms + 3000
+        and e.record.finished_ms < admission.deadline_ms and e.timestamp_ms <= admission.deadline_ms + 2000
     }  # fmt: skip
-    if len(in_time) >= min(2, plan.group_size) and not plan.scored:
+    if len(in_time) >= min(2, plan.group_size) and not plan.scored and at >= admission.deadline_ms:
         bad.append(f"finished work lost: group {admission.group} failed ({closed.detail}) with {sorted(in_time)}")
     if not any(isinstance(t, Task) and t.group == admission.group and t.kind == "train" for t in _tasks(world)):
         bad.append(f"burned: group {admission.group} failed and no worker ever had it")
@@ -200,8 +224,6 @@ def _batches(world: World, policy: int) -> list[str]:
         if m.tokens != sum(i.length for i in items[m.batch]) or m.trajectories != len(m.members):
             bad.append(f"counts: policy {policy} batch {m.batch}")
     bad += [f"fresh twice: policy {policy} group {g}" for g, n in fresh.items() if n > 1]
-    stage = world.driver.stage_of("batch", policy)
-    assert isinstance(stage, Batch)
     return bad
 
 
@@ -209,7 +231,7 @@ def _steps(world: World, policy: int) -> list[str]:
     """The final weights are made of every batch once, in order; versions rise."""
     bad, trainer = [], world.trainers[policy]
     versions = [r.version for r in _log(world, "steps", policy) if isinstance(r, Step | Resumed)]
-    if any(a >= b for a, b in zip(versions, versions[1:], strict=False)):
+    if any(a >= b for a, b in itertools.pairwise(versions)):
         bad.append(f"versions: steps of {policy} are {versions}")
     if world.finished():
         composed = sum(isinstance(r, Manifest) for r in _log(world, "manifests", policy))
@@ -238,8 +260,3 @@ def _log(world: World, topic: str, partition: int) -> list[object]:
 
 def _tasks(world: World) -> list[object]:
     return list(world.driver.records("tasks"))
-
-
-def failed_replicas(world: World) -> set[tuple[int, int]]:
-    """Replicas whose attempts were used up."""
-    return {(r.group, r.replica) for r in world.driver.records("admissions") if isinstance(r, Failed)}

@@ -100,13 +100,23 @@ class Plan:
         for i, p in enumerate(self.policies):
             trainer = {"batch_groups": p.batch, "max_steps": p.max_steps, "last_batch": p.last}
             policies[f"p{i}"] = {
-                "model": "none", "depth": p.depth, "lag": p.lag, "max_staleness": p.bound, "mode": p.mode,
-                "extra_groups": p.extra, "replay": p.replay, "ahead": p.ahead, "trainer": trainer,
-            }  # fmt: skip
+                "model": "none",
+                "depth": p.depth,
+                "lag": p.lag,
+                "max_staleness": p.bound,
+                "mode": p.mode,
+                "extra_groups": p.extra,
+                "replay": p.replay,
+                "ahead": p.ahead,
+                "trainer": trainer,
+            }
         stream = {
-            "dataset": "none", "group_size": self.group_size, "extra_replicas": self.extra_replicas,
-            "retries": self.retries, "pacing": self.pacing,
-        }  # fmt: skip
+            "dataset": "none",
+            "group_size": self.group_size,
+            "extra_replicas": self.extra_replicas,
+            "retries": self.retries,
+            "pacing": self.pacing,
+        }
         return RunConfig.model_validate(
             {
                 "run": {"id": "world", "group_partitions": self.parts, "inboxes": 4, "lanes": 2},
@@ -138,24 +148,103 @@ def random_plan(seed: int) -> Plan:
         least = -int(-depth // 1) + lag
         policies.append(
             PolicyPlan(
-                batch=r.randint(1, 5), depth=depth, lag=lag, bound=least + r.choice([0, 0, 0, 1, 2]),
-                mode=r.choice(["wait", "wait", "drop"]), extra=r.choice([0, 0, 0, 2]), replay=r.choice([0, 0, 0.3, 0.5]),
-                ahead=r.choice([0, 1]), max_steps=r.choice([0, 0, 0, 4]), last=r.choice(["train", "drop"]),
-                step_ms=r.choice([300, 1000, 3000]), checkpoint_every=r.randint(1, 6),
-            )  # fmt: skip
+                batch=r.randint(1, 5),
+                depth=depth,
+                lag=lag,
+                bound=least + r.choice([0, 0, 0, 1, 2]),
+                mode=r.choice(["wait", "wait", "drop"]),
+                extra=r.choice([0, 0, 0, 2]),
+                replay=r.choice([0, 0, 0.3, 0.5]),
+                ahead=r.choice([0, 1]),
+                max_steps=r.choice([0, 0, 0, 4]),
+                last=r.choice(["train", "drop"]),
+                step_ms=r.choice([300, 1000, 3000]),
+                checkpoint_every=r.randint(1, 6),
+            )
         )
     group_size = r.randint(1, 4)
     return Plan(
-        seed=seed, policies=policies, pacing=r.choice(["any", "all", "p0"]), group_size=group_size,
-        extra_replicas=r.choice([0, 0, 1, 2]), retries=r.choice([0, 1]), prompts=r.randint(4, 36), parts=r.randint(1, 3),
-        workers=r.randint(1, 5), slots=r.randint(1, 3), speeds=r.choice([(1.0,), (1.0, 0.6, 0.3)]),
-        task_ms=r.choice([500, 2000]), hang=r.choice([0, 0, 0.05]), flaky=r.choice([0, 0, 0.1]),
-        zero_variance=r.choice([-1, -1, 0.3, 0.6]) if group_size > 1 else -1, scored=r.random() < 0.2,
-        heldout=r.choice([0, 0, 3]), eval_every=r.choice([0, 2]), skew=r.choice([0, 0.2, 0.5]),
-        stage_crash=0.01 if faults else 0.0, faults=faults, mtbf_ms=r.choice([5000, 12000, 30000]),
-        fault_end_ms=r.choice([60_000, 150_000]) if faults else 0, discard=r.random() < 0.5,
+        seed=seed,
+        policies=policies,
+        pacing=r.choice(["any", "all", "p0"]),
+        group_size=group_size,
+        extra_replicas=r.choice([0, 0, 1, 2]),
+        retries=r.choice([0, 1]),
+        prompts=r.randint(4, 36),
+        parts=r.randint(1, 3),
+        workers=r.randint(1, 5),
+        slots=r.randint(1, 3),
+        speeds=r.choice([(1.0,), (1.0, 0.6, 0.3)]),
+        task_ms=r.choice([500, 2000]),
+        hang=r.choice([0, 0, 0.05]),
+        flaky=r.choice([0, 0, 0.1]),
+        zero_variance=r.choice([-1, -1, 0.3, 0.6]) if group_size > 1 else -1,
+        scored=r.random() < 0.2,
+        heldout=r.choice([0, 0, 3]),
+        eval_every=r.choice([0, 2]),
+        skew=r.choice([0, 0.2, 0.5]),
+        stage_crash=0.01 if faults else 0.0,
+        faults=faults,
+        mtbf_ms=r.choice([5000, 12000, 30000]),
+        fault_end_ms=r.choice([60_000, 150_000]) if faults else 0,
+        discard=r.random() < 0.5,
         hold=len(policies) == 2 and r.random() < 0.3,
-    )  # fmt: skip
+    )
+
+
+def tight_plan(seed: int) -> Plan:
+    """Presses on ``wait``: tight bounds, no surplus, failing groups, slow workers, inputs that stand still."""
+    r = random.Random(f"tight {seed}")
+    plan = random_plan(seed)
+    for p in plan.policies:
+        p.depth, p.lag = r.choice([0.5, 1, 1.5, 2, 3]), r.choice([0, 0, 1])
+        p.bound, p.mode, p.extra, p.replay, p.max_steps, p.step_ms = -1, "wait", 0, 0.0, 0, r.choice([100, 300])
+    plan.faults, plan.mtbf_ms, plan.fault_end_ms = r.choice([("stuck", "stage"), ("stuck",), ()]), 4000, 150_000
+    plan.stage_crash, plan.hold, plan.zero_variance, plan.retries = 0.0, False, -1, 0
+    plan.flaky, plan.group_size, plan.extra_replicas, plan.prompts = r.choice([0, 0.3]), 1, 0, 36
+    plan.speeds = (1.0, 0.3, 0.1)
+    return plan
+
+
+def replay_plan(seed: int) -> Plan:
+    """A tight plan with replay."""
+    plan = tight_plan(seed)
+    for p in plan.policies:
+        p.batch, p.replay = max(2, p.batch), 0.5
+    return plan
+
+
+def stuck_plan(seed: int) -> Plan:
+    """Inputs that stand still and stages that are away for long, with groups near their deadlines."""
+    plan = random_plan(seed)
+    plan.faults, plan.mtbf_ms, plan.fault_end_ms, plan.hold = ("stuck", "stage"), 2000, 150_000, False
+    plan.task_ms, plan.scored, plan.group_deadline_s = 4000, False, 30.0
+    return plan
+
+
+def outage_plan(seed: int) -> Plan:
+    """A broker that is away for 1 to 60 s again and again."""
+    plan = random_plan(seed)
+    plan.faults, plan.mtbf_ms, plan.fault_end_ms, plan.hold = ("outage",), 10_000, 150_000, False
+    plan.task_ms, plan.prompts, plan.stage_crash, plan.skew = 4000, 36, 0.0, 0.0
+    return plan
+
+
+def hanging_plan(seed: int) -> Plan:
+    """Episodes that hang or fail, and nothing else."""
+    plan = random_plan(seed)
+    plan.faults, plan.stage_crash, plan.fault_end_ms, plan.hold, plan.scored = (), 0.0, 0, False, False
+    plan.hang, plan.flaky, plan.retries, plan.group_deadline_s = 0.1, 0.2, 0, 200.0
+    return plan
+
+
+def rollback_plan(seed: int) -> Plan:
+    """Trainers that go back to a checkpoint, discarding what was opened before, under ``wait``."""
+    plan = tight_plan(seed)
+    plan.faults, plan.mtbf_ms, plan.fault_end_ms, plan.discard = ("rollback",), 4000, 150_000, True
+    for p in plan.policies:
+        p.checkpoint_every = 1
+    return plan
 
 
 class World:
@@ -354,9 +443,16 @@ class World:
 def prompt(number: int, stream: str) -> Prompt:
     """The n-th prompt of a stream."""
     return Prompt(
-        prompt_id=f"{stream[:5]}{number:04d}", stream=stream, dataset="none", row=number, epoch=0, position=number,
-        prompt="?", answer="!", reward="exact_match",
-    )  # fmt: skip
+        prompt_id=f"{stream[:5]}{number:04d}",
+        stream=stream,
+        dataset="none",
+        row=number,
+        epoch=0,
+        position=number,
+        prompt="?",
+        answer="!",
+        reward="exact_match",
+    )
 
 
 class Worker:
@@ -439,9 +535,16 @@ class Worker:
         held = [HeldTask(kind=k, group=g, replica=r, attempt=a) for k, g, r, a in self.held]
         hosted = [HostedPolicy(policy=p, version=v) for p, v in self.loaded.items()]
         record = Demand(
-            worker=self.name, incarnation=self.incarnation, role="any", capacity=self.capacity, sent_ms=world.now,
-            next_sequence=self.next_sequence, inbox=self.inbox, policies=hosted, held=held,
-        )  # fmt: skip
+            worker=self.name,
+            incarnation=self.incarnation,
+            role="any",
+            capacity=self.capacity,
+            sent_ms=world.now,
+            next_sequence=self.next_sequence,
+            inbox=self.inbox,
+            policies=hosted,
+            held=held,
+        )
         world.driver.append("demand", record)
 
     def load(self, policy: int) -> None:
@@ -541,16 +644,22 @@ class Worker:
             driver.append(
                 "evals",
                 EvalResult(
-                    policy=bound.policy, suite="heldout", prompt_id=task.prompt.prompt_id, replica=task.replica,
-                    version=bound.min_version, oldest_version=versions[bound.policy],
-                    newest_version=versions[bound.policy], reward=0.0, tokens=0, end_reason="stop", finished_ms=done_ms,
-                ),  # fmt: skip
+                    policy=bound.policy,
+                    suite="heldout",
+                    prompt_id=task.prompt.prompt_id,
+                    replica=task.replica,
+                    version=bound.min_version,
+                    oldest_version=versions[bound.policy],
+                    newest_version=versions[bound.policy],
+                    reward=0.0,
+                    tokens=0,
+                    end_reason="stop",
+                    finished_ms=done_ms,
+                ),
             )
 
 
-def trajectory(
-    world: World, task: Task, worker: Worker, versions: dict[int, int] | None, done_ms: int
-) -> Trajectory:
+def trajectory(world: World, task: Task, worker: Worker, versions: dict[int, int] | None, done_ms: int) -> Trajectory:
     """The result of a task; ``versions`` None: an excluded one."""
     sequences = []
     draw = random.Random(f"{world.plan.seed} {task.group}")
@@ -562,20 +671,37 @@ def trajectory(
             newest = max(oldest, worker.loaded[bound.policy])
             sequences.append(
                 Sequence(
-                    policy=bound.policy, role="policy", prompt_length=1, end_reason="stop", oldest_version=oldest,
-                    newest_version=newest, tokens=np.array([1, 2, 3], "int32"),
-                    logprobs=np.array([0, -1, -1], "float32"), mask=np.array([0, 1, 1], "uint8"),
+                    policy=bound.policy,
+                    role="policy",
+                    prompt_length=1,
+                    end_reason="stop",
+                    oldest_version=oldest,
+                    newest_version=newest,
+                    tokens=np.array([1, 2, 3], "int32"),
+                    logprobs=np.array([0, -1, -1], "float32"),
+                    mask=np.array([0, 1, 1], "uint8"),
                     versions=np.array([-1, oldest, newest], "int32"),
-                )  # fmt: skip
+                )
             )
     failed = versions is None
     return Trajectory(
-        group=task.group, replica=task.replica, attempt=task.attempt, worker=worker.name,
-        incarnation=worker.incarnation, stream=task.stream, prompt_id=task.prompt.prompt_id,
-        status="excluded" if failed else "train", end_reason="env_error" if failed else "stop", reward=value, tokens=2,
-        started_ms=task.issued_ms, finished_ms=done_ms, error="it failed" if failed else "",
-        rewards=[Reward(name="exact_match", value=value)], sequences=sequences,
-    )  # fmt: skip
+        group=task.group,
+        replica=task.replica,
+        attempt=task.attempt,
+        worker=worker.name,
+        incarnation=worker.incarnation,
+        stream=task.stream,
+        prompt_id=task.prompt.prompt_id,
+        status="excluded" if failed else "train",
+        end_reason="env_error" if failed else "stop",
+        reward=value,
+        tokens=2,
+        started_ms=task.issued_ms,
+        finished_ms=done_ms,
+        error="it failed" if failed else "",
+        rewards=[Reward(name="exact_match", value=value)],
+        sequences=sequences,
+    )
 
 
 class Trainer:
@@ -672,15 +798,29 @@ class Trainer:
         driver = self.world.driver
         if resumed:
             record: Step | Resumed = Resumed(
-                policy=self.policy, lineage=self.lineage, batch=self.batch, version=self.head,
+                policy=self.policy,
+                lineage=self.lineage,
+                batch=self.batch,
+                version=self.head,
                 discard=self.world.plan.discard,
-            )  # fmt: skip
+            )
         else:
             record = Step(
-                policy=self.policy, batch=self.batch, version=self.head, lineage=self.lineage, updates=1, loss=0.0,
-                tokens=0, sequences=0, wait_seconds=0, step_seconds=0, publish_seconds=0, delta_bytes=0,
-                changed_share=0, finished_ms=self.world.now,
-            )  # fmt: skip
+                policy=self.policy,
+                batch=self.batch,
+                version=self.head,
+                lineage=self.lineage,
+                updates=1,
+                loss=0.0,
+                tokens=0,
+                sequences=0,
+                wait_seconds=0,
+                step_seconds=0,
+                publish_seconds=0,
+                delta_bytes=0,
+                changed_share=0,
+                finished_ms=self.world.now,
+            )
         driver.append("steps", record, partition=self.policy)
         self.busy = False
         self.later(1, self.look)
@@ -699,9 +839,12 @@ class Trainer:
         self.world.driver.append(
             "steps",
             Rollback(
-                policy=self.policy, lineage=self.lineage + 1, base_lineage=self.lineage, base_batch=base,
+                policy=self.policy,
+                lineage=self.lineage + 1,
+                base_lineage=self.lineage,
+                base_batch=base,
                 base_version=max(v for v, b in self.versions.items() if b == base),
-            ),  # fmt: skip
+            ),
             partition=self.policy,
         )
         self.lineage += 1
