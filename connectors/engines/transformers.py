@@ -257,6 +257,8 @@ def _tensor(array: npt.NDArray[Any]) -> Any:
     """A torch tensor of an array whose uint16 entries are the bits of bfloat16 numbers."""
     import torch
 
-    if array.dtype == np.uint16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    # snapshots are read-only, and torch warns of tensors over memory that must not be written
+    own = np.require(array, requirements=["C", "W"])
+    if own.dtype == np.uint16:
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)

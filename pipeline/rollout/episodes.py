@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from headrace.connectors.engines.engine import PromptTooLong
 from headrace.connectors.plugins import load
@@ -40,7 +39,7 @@ class Episodes:
 
     async def play(self, task: Task, place: Source) -> None:
         """Run the task and return when its result is acknowledged."""
-        task = replace(task, sources=[place, *task.sources])
+        task.sources.insert(0, place)
         if task.kind == "score":
             self.counts["score"] += 1
             await self._delivery.score(

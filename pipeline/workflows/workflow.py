@@ -7,7 +7,6 @@ bound to the task's versions and end with its deadline.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.parts import Reward, Sampling
 from headrace.schemas.records import Prompt, Task, Trajectory
 
-__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "sequence_of", "trajectory_of")
+__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "seeded", "sequence_of", "trajectory_of")
 
 _EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
 
@@ -162,4 +161,12 @@ def trajectory_of(
 
 def seeded(sampling: Sampling, seed: int) -> Sampling:
     """The parameters with a seed of their own where none is set."""
-    return replace(sampling, seed=seed) if sampling.seed < 0 else sampling
+    if sampling.seed >= 0:
+        return sampling
+    return Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        seed=seed,
+    )
