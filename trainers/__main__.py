@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.model_folder import tokenizer_digest
-from headrace.connectors.stores.open import open_store
+from headrace.connectors.stores.probe import open_for_commits
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig, TrainerConfig, read_config
 from headrace.schemas.errors import ConfigurationError
-from headrace.schemas.records import RunManifest
+from headrace.schemas.records import RunManifest, Stop
 
 __all__ = ("main",)
 
@@ -44,6 +44,9 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
     connection.wait_for_broker()
     _check_run(connection, config, given.policy)
     _check_ranks(trainer, connection.partition_count(f"batches.{given.policy}"))
+    if given.resume_from is None and _has_stopped(connection, config.policy_names().index(given.policy)):
+        sys.stderr.write(f"policy {given.policy} has stopped; nothing to do\n")
+        return None
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
@@ -84,14 +87,12 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
 
 
 def _store(config: RunConfig) -> ObjectStore:
-    """The run's object store: the configured one, else the run folder's."""
-    if config.store.url:
-        return open_store(config.store, durable=True)
-    return open_store(config.run_folder() / "store", durable=True)
+    """The run's object store: the configured one, else the run folder's; it must keep create-only puts."""
+    return open_for_commits(config.store, config.run_folder())
 
 
 def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
-    """Refuse a model whose tokenizer is not the one that the run was created with (design 2)."""
+    """Refuse a model whose tokenizer is not the one that the run was created with."""
     manifest = None
     for raw in connection.read_topic("run"):
         record = raw.decoded()
@@ -106,6 +107,11 @@ def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
             f"the tokenizer in {folder} is not the one that run {config.run.id} was created with (digest {found[:12]}, "
             f"{manifest.tokenizer_digest[:12]} wanted): token ids would mean other text"
         )
+
+
+def _has_stopped(connection: Connection, policy: int) -> bool:
+    """True after the policy's Stop; asked before the slow imports, so that a restart ends at once."""
+    return any(isinstance(raw.decoded(), Stop) for raw in connection.read_topic("steps", {policy: 0}))
 
 
 def _check_ranks(trainer: TrainerConfig, lanes: int) -> None:

@@ -19,7 +19,7 @@ from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig
 from headrace.schemas.ids import consumer_group, transactional_id
 from headrace.schemas.records import End, Item, Manifest, Record, Resumed, Rollback, Step, Stop
-from headrace.trainers.backends.backend import Backend
+from headrace.trainers.backends.backend import Backend, Weights
 from headrace.trainers.checkpoint import Checkpoint, CheckpointFolder, Positions
 from headrace.trainers.export import export_model
 from headrace.trainers.lanes import BatchReader, Stopped, lanes_of
@@ -147,7 +147,7 @@ class Trainer:
         )
         return plan
 
-    def _decide(self, weights: object, points: Sequence[Point]) -> tuple[Plan, Point | None]:
+    def _decide(self, weights: Weights, points: Sequence[Point]) -> tuple[Plan, Point | None]:
         """Rank 0: fence, then read the head and the steps, roll back if asked to, and decide."""
         log = self._lead_log
         log.open()
@@ -158,7 +158,7 @@ class Trainer:
             run=self._config.run.id,
             name=self._name,
             policy=self._policy,
-            weights=weights,  # type: ignore[arg-type]
+            weights=weights,
             full_every=self._trainer.full_every,
             stop=self._stop,
         )
@@ -274,12 +274,12 @@ class Trainer:
             merged.update(part)
         return merged
 
-    def _step(self, manifest: Manifest, learned: Learned, timing: _Timing, weights: object) -> None:
+    def _step(self, manifest: Manifest, learned: Learned, timing: _Timing, weights: Weights) -> None:
         offsets = self._offsets()
         if self._ranks.leads:
             began = time.monotonic()
             committed = self._lead_versions.publish(
-                weights,  # type: ignore[arg-type]
+                weights,
                 lineage=self._lineage,
                 batch=self._batch,
                 offsets=offsets,
@@ -312,12 +312,12 @@ class Trainer:
         self._version = self._ranks.broadcast(self._version if self._ranks.leads else None)
 
     def _publish(
-        self, records: list[Record], kind: Announcement | None, weights: object, offsets: dict[int, int]
+        self, records: list[Record], kind: Announcement | None, weights: Weights, offsets: dict[int, int]
     ) -> None:
         """Publish the loaded weights as they are, with their record if they need one."""
         if self._ranks.leads:
             committed = self._lead_versions.publish(
-                weights,  # type: ignore[arg-type]
+                weights,
                 lineage=self._lineage,
                 batch=self._batch,
                 offsets=offsets,
@@ -359,7 +359,7 @@ class Trainer:
         offsets = self._offsets()
         if self._ranks.leads:
             export_model(weights, Path(self._config.policies[self._name].model), self._target)
-            self._lead_versions.announce([Stop(reason=reason, policy=self._policy)], offsets)
+            self._lead_log.commit([Stop(reason=reason, policy=self._policy)], offsets)
             self._say(f"stopped ({reason}) at batch {self._batch}, version {self._version}; model: {self._target}")
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ Goes in: Items of one batch (their sequences in memory), an advantage; comes out
 updates and packed by tokens into micro-batches. Pure; the order depends on the items alone.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
@@ -104,11 +105,14 @@ def _row(group: tuple[int, int], sequence: Sequence, advantage: float) -> Row:
     )
 
 
-def split_updates(rows: Listed[Row], updates: int) -> list[list[Row]]:
-    """``updates`` parts of about the same count of groups, whole groups each, in order; parts may be empty."""
+def split_updates(rows: Listed[Row], updates: int, groups: Iterable[tuple[int, int]]) -> list[list[Row]]:
+    """``updates`` parts of about the same count of groups, whole groups each; parts may be empty.
+
+    groups: keys of all groups of the batch, on whatever rank they are, so that every rank splits alike.
+    """
     if updates == 1:
         return [list(rows)]
-    order = list(dict.fromkeys(row.group for row in rows))
+    order = sorted(set(groups))
     part_of = {group: at * updates // len(order) for at, group in enumerate(order)}
     parts: list[list[Row]] = [[] for _ in range(updates)]
     for row in rows:

@@ -91,7 +91,9 @@ class Learner:
     def train(self, items: Sequence[Item], manifest: Manifest, version: int) -> Learned:
         """Train on this rank's items of a batch; ``version`` is that of the weights before. Collective."""
         config = self._config
-        parts = split_updates(rows_of(items, self._advantage), config.updates_per_batch)
+        parts = split_updates(
+            rows_of(items, self._advantage), config.updates_per_batch, ((m.group, m.use) for m in manifest.members)
+        )
         many = config.updates_per_batch * config.epochs > 1
         packed = [self._packed(part) for part in parts]
         counts = [self._counts(part, manifest) for part in parts]

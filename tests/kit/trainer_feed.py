@@ -121,14 +121,14 @@ class Feed:
 
     def __init__(self, connection: Connection, config: RunConfig) -> None:
         self.connection, self.config = connection, config
-        counts = partition_counts(
-            config.policy_names(), groups=1, inboxes=1, lanes=config.run.lanes
-        )
+        counts = partition_counts(config.policy_names(), groups=1, inboxes=1, lanes=config.run.lanes)
         connection.ensure_topics(counts)
         self.producer = connection.producer("feed", f"{config.run.id}.batch.feed")
         self.producer.init_transactions(30)
 
-    def batch(self, number: int, *, groups: int = 4, size: int = 4, lanes: Sequence[int] | None = None, **more: Any) -> None:
+    def batch(
+        self, number: int, *, groups: int = 4, size: int = 4, lanes: Sequence[int] | None = None, **more: Any
+    ) -> None:
         """Compose batch ``number``; ``lanes`` says which lanes get the groups in turn (default: all)."""
         items = make_items(number, groups=groups, size=size, version=number - 1, seed=0, **more)
         self.write(number, items, list(lanes if lanes is not None else range(self.config.run.lanes)))
@@ -194,7 +194,16 @@ class Feed:
 def local_broker(folder: Path) -> Iterator[str]:
     """A local broker process; gives its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.connectors.broker", "--data", str(folder), "--port", "0", "--exit-with-parent"],
+        [
+            sys.executable,
+            "-m",
+            "headrace.connectors.broker",
+            "--data",
+            str(folder),
+            "--port",
+            "0",
+            "--exit-with-parent",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -208,13 +217,14 @@ def local_broker(folder: Path) -> Iterator[str]:
         process.wait(10)
 
 
-def trainer_process(config: RunConfig, bootstrap: str, *more: str, ranks: int = 1, log: Any = None) -> Any:
+def trainer_process(
+    config: RunConfig, bootstrap: str, *more: str, ranks: int = 1, program: Sequence[str] = ("-m", "headrace.trainers")
+) -> Any:
     """A trainer of policy ``main`` as a process (a torchrun of ``ranks`` processes when more than one)."""
     path = config.run_folder() / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     dump_config(config, path)
-    alone = [sys.executable, "-m", "headrace.trainers"]
-    many = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    command = alone if ranks == 1 else [*many, "headrace.trainers"]
+    many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *(many if ranks > 1 else []), *program]
     tail = ["--config", str(path), "--policy", "main", "--instance", "trainer-main", "--bootstrap", bootstrap, *more]
-    return subprocess.Popen([*command, *tail], stderr=log or subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, *tail], stderr=subprocess.PIPE, text=True)

@@ -7,6 +7,7 @@ operation for CPU ranks is left out. DeepSpeed's own scaling by accumulation ste
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +147,7 @@ def _engine(model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> Any:
         os.environ.setdefault(name, value)
     import deepspeed
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     if ranks.device.type == "cpu":
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed(dist_backend="gloo" if ranks.device.type == "cpu" else "nccl", verbose=False)

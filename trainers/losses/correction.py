@@ -1,7 +1,7 @@
 """Weights ``rho = exp(prox - behave)`` for what the rollout engine or an older policy sampled differently.
 
 Serves the correction of engine mismatch (truncated at 2, on at every depth) and the behave weight of decoupled losses.
-The weight carries no gradient; rejection never changes a denominator (spec/losses.md B2).
+The weight carries no gradient; rejection never changes a denominator (docs/losses.md).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class Correction(BaseModel):
     level: per token, or one value per sequence. action: ``clamp`` limits the weight to ``upper``, ``mask`` gives weight
     0 beyond ``upper`` (or below ``lower``), ``off`` gives 1 everywhere. metric: what is compared with the bounds; for
     k1, k2, k3 the weight stays the token's ratio. reduce: how a sequence's tokens become one criterion. product: a
-    sequence's weight is the product of its ratios instead of their geometric mean. normalize: divide by the mean.
+    sequence's weight is the product of its ratios instead of their geometric mean. normalize: divide by the mean
+    of the micro-batch, so that the result depends on how the batch is packed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,8 +64,16 @@ def correction_weights(prox: Tensor, behave: Tensor, mask: Tensor, how: Correcti
             kept = select(inside.to(weight.dtype), mask)
             weight = weight * kept
         if how.normalize:
-            weight = weight / (weight.sum() / ones.sum().clamp(min=1)).clamp(min=1e-8)
+            weight = weight / _mean_weight(weight, ones, how).clamp(min=1e-8)
         return Weights(weight=weight, kept=kept)
+
+
+def _mean_weight(weight: Tensor, ones: Tensor, how: Correction) -> Tensor:
+    """The mean over tokens, or over sequences where a sequence has one weight."""
+    if how.level == "token":
+        return weight.sum() / ones.sum().clamp(min=1)
+    rows = ones.amax(-1)
+    return weight.amax(-1).sum() / rows.sum().clamp(min=1)
 
 
 def _measure(away: Tensor, ratio: Tensor, how: Correction) -> Tensor:

@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence to a reference policy, per token (spec/losses.md B2)."""
+"""Estimators of the KL divergence to a reference policy, per token (docs/losses.md)."""
 
 from typing import Literal
 
@@ -9,19 +9,22 @@ from headrace.trainers.losses.loss import log_ratio
 
 __all__ = ("KLEstimator", "kl_per_token")
 
+_FAR = 1e4
+"""Bound of log ratios where nothing exponential follows."""
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 
 
 def kl_per_token(new: Tensor, ref: Tensor, mask: Tensor, estimator: KLEstimator, limit: float = 20.0) -> Tensor:
     """k1 = l - f, k2 = (l - f)^2 / 2, k3 = exp(f - l) - 1 - (f - l) clamped to 10; l new, f ref; 0 outside the mask.
 
-    The input is clamped as well as the output, so the gradient is finite wherever the value is.
+    The input of k3 is clamped as well as its output, so the gradient is finite wherever the value is.
     """
-    away = log_ratio(new, ref, mask, limit)
+    away = log_ratio(new, ref, mask, _FAR)
     if estimator == "k1":
         return away
     if estimator == "abs":
         return away.abs()
     if estimator == "k2":
         return 0.5 * away * away
+    away = away.clamp(-limit, limit)
     return (torch.exp(-away) - 1 + away).clamp(-10, 10)

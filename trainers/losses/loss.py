@@ -1,7 +1,7 @@
 """The contract of a policy loss: three named log-prob streams in, a per-token loss and sums of its metrics out.
 
 A loss is a pure function of its streams. It never reduces over tokens or sequences (``aggregation`` does, by global
-counts), so its value does not depend on how a batch is split into micro-batches or ranks (spec/losses.md B4).
+counts), so its value does not depend on how a batch is split into micro-batches or ranks (docs/losses.md).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,17 @@ from torch import Tensor
 
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("Loss", "LossOptions", "LossTerms", "Streams", "configured", "log_ratio", "select", "token_sums")
+__all__ = (
+    "Loss",
+    "LossOptions",
+    "LossTerms",
+    "Streams",
+    "configured",
+    "finite_logprobs",
+    "log_ratio",
+    "select",
+    "token_sums",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +110,11 @@ def log_ratio(a: Tensor, b: Tensor, mask: Tensor, limit: float = 20.0) -> Tensor
     return difference.clamp(-limit, limit)
 
 
+def finite_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Log-probs where the mask is True, else 0; -inf becomes -10,000 without a gradient."""
+    return torch.nan_to_num(select(logprobs, mask), nan=0.0, neginf=-1e4)
+
+
 def token_sums(streams: Streams, limit: float = 20.0) -> dict[str, Tensor]:
     """Sums that every loss reports: KL of behave to new (k1, k3), ratio new/behave and its square, and entropy.
 
@@ -114,5 +129,5 @@ def token_sums(streams: Streams, limit: float = 20.0) -> dict[str, Tensor]:
             "behave_kl/k3": select(ratio - 1 - away, streams.mask).sum(),
             "ratio/behave": ratio.sum(),
             "ratio/behave_squared": (ratio * ratio).sum(),
-            "entropy": -select(streams.new, streams.mask).clamp(min=-1e4).sum(),
+            "entropy": -finite_logprobs(streams.new, streams.mask).sum(),
         }

@@ -1,0 +1,206 @@
+"""Losses against values that other projects' own functions gave: loss and gradient to 1e-5, finite where they are not.
+
+Each oracle file holds inputs and cases; ``ours`` says which loss of ours a case is, or why it has none.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.trainers.losses.aggregation import Denominators, Mode, aggregate
+from headrace.trainers.losses.correction import Correction
+from headrace.trainers.losses.decoupled_ppo import DecoupledPPO, DecoupledPPOOptions
+from headrace.trainers.losses.kl import kl_per_token
+from headrace.trainers.losses.loss import Streams, log_ratio
+from headrace.trainers.losses.ppo import PPO, PPOOptions
+from headrace.trainers.losses.reinforce import Reinforce, ReinforceOptions
+
+FOLDER = Path(__file__).parents[3] / "oracles"
+FILES = ("ppo_clip", "decoupled_ppo", "dapo", "dr_grpo", "tis_token", "tis_sequence", "kl_estimators")
+OFF = Correction(action="off")
+WIDE = 80.0
+"""A clamp of log ratios that no case reaches: where the reference has none."""
+
+
+class Skip(Exception):
+    """A case that we do not reproduce, with the reason."""
+
+
+@cache
+def oracle(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def number(x: Any) -> float:
+    return float(x) if isinstance(x, str) else x
+
+
+def tensor(rows: Any) -> Tensor:
+    return torch.tensor([[number(x) for x in row] for row in rows], dtype=torch.float64)
+
+
+def streams_of(inputs: dict[str, Any], new: Tensor) -> Streams:
+    return Streams(
+        new=new,
+        prox=tensor(inputs["prox"]),
+        behave=tensor(inputs["behave"]),
+        advantages=tensor(inputs["advantages"]),
+        mask=tensor(inputs["mask"]).bool(),
+        ref=tensor(inputs["ref"]),
+    )
+
+
+def clip_of(hyper: dict[str, Any]) -> dict[str, float]:
+    """Clip range and dual clip under the names that the projects give them."""
+    low = next((hyper[k] for k in ("clip_low", "pg_clip_low", "eps_clip", "pg_clip", "clip") if k in hyper), 0.2)
+    high = next(
+        (hyper[k] for k in ("clip_high", "pg_clip_high", "eps_clip_higher", "eps_clip_high") if k in hyper), low
+    )
+    dual = next((hyper[k] for k in ("dual_clip_c", "c_clip", "eps_clip_c", "effective_c") if hyper.get(k)), 0.0)
+    return {"clip_low": low, "clip_high": high, "dual_clip": dual}
+
+
+def ours(case: dict[str, Any]) -> Callable[[Streams], Tensor]:
+    """The loss per token that a case is about. Raises Skip."""
+    name, repo, hyper = case["algorithm"], case["repo"], case["hyper"]
+    limit = 20.0 if repo == "verl" else WIDE
+    clip: dict[str, Any] = {**clip_of(hyper), "log_ratio_limit": limit}
+    if name.startswith("kl "):
+        return kl_of(case)
+    if name.startswith("reinforce + "):
+        product = hyper["rollout_is"] == "sequence"
+        how = Correction(
+            level=hyper["rollout_is"], upper=hyper["threshold"], product=product, normalize=hyper["batch_normalize"]
+        )
+        return lambda s: Reinforce(ReinforceOptions(correction=how))(s).loss
+    if name.startswith("decoupled_ppo/"):
+        return lambda s: DecoupledPPO(DecoupledPPOOptions(**clip, behave=behave_of(hyper)))(s).loss
+    how = OFF
+    if name.startswith("ppo_clip x train_infer_correction"):
+        kind = hyper["weight_type"]
+        if kind == "segment":
+            raise Skip("weights per segment of a trajectory are not offered")
+        how = Correction(
+            level="token" if kind == "token" else "sequence", upper=hyper["upper_bound"], product=kind == "sequence"
+        )
+    elif name == "slime vanilla TIS on ppo":
+        how = Correction(upper=hyper["tis_clip"])
+    elif name == "slime IcePop on ppo":
+        how = Correction(action="mask", upper=hyper["tis_clip"], lower=hyper["tis_clip_low"])
+    elif name.startswith("roll pg_variant"):
+        raise Skip("ROLL's pg_variant tis is another loss: it truncates new / prox")
+    elif not name.startswith(("ppo_clip", "dapo", "dr_grpo")):
+        raise Skip(f"no loss {name}")
+    return lambda s: PPO(PPOOptions(**clip, correction=how))(s).loss
+
+
+def behave_of(hyper: dict[str, Any]) -> Correction:
+    if "rollout_is" in hyper:
+        kind = hyper["rollout_is"]
+        return Correction(level=kind, upper=hyper["rollout_is_threshold"], product=kind == "sequence")
+    rule = hyper["rejection_sampling"]
+    if rule is None:
+        return OFF
+    metric = rule["metric"].removeprefix("kl_")
+    return Correction(
+        level=rule["level"],
+        action=rule["action"],
+        metric=metric,
+        reduce=rule["agg"],
+        upper=rule["upper"],
+        lower=rule["lower"] or 0.0,
+    )
+
+
+def kl_of(case: dict[str, Any]) -> Callable[[Streams], Tensor]:
+    kind = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(case["hyper"]["kl"], case["hyper"]["kl"])
+    if kind.endswith("+"):
+        raise Skip("verl's straight-through estimators are not offered")
+    weighted = case["hyper"].get("importance_ratio") is not None
+
+    def loss(s: Streams) -> Tensor:
+        assert s.ref is not None
+        kl = kl_per_token(s.new, s.ref, s.mask, kind, 20.0 if case["repo"] == "verl" else WIDE)  # type: ignore[arg-type]
+        return kl * log_ratio(s.new, s.prox, s.mask, WIDE).exp() if weighted else kl
+
+    return loss
+
+
+def value_and_gradient(case: dict[str, Any], inputs: dict[str, Any]) -> tuple[float, Tensor]:
+    new = tensor(inputs["new"]).requires_grad_()
+    streams = streams_of(inputs, new)
+    loss = ours(case)(streams)
+    mask = streams.mask
+    given = case["loss_agg_mode"]
+    counts = Denominators(
+        tokens=int(mask.sum()),
+        sequences=mask.shape[0] if given.endswith("ALL rows") else int(mask.any(-1).sum()),
+        constant=case["hyper"].get("loss_scale_factor") or mask.shape[1],
+    )
+    mode: Mode = next((m for m in MODES if given.split(" ")[0] == m), "token-mean")
+    if given.startswith("none"):
+        counts = Denominators(tokens=1, sequences=1, constant=1)
+    total = aggregate(loss, mask, mode, counts)
+    total.backward()
+    assert new.grad is not None
+    return total.item(), new.grad
+
+
+MODES: tuple[Mode, ...] = ("seq-mean-token-sum-norm", "seq-mean-token-sum", "seq-mean-token-mean", "token-mean")
+
+
+def finite(x: Any) -> bool:
+    if isinstance(x, list):
+        return all(finite(y) for y in x)
+    return x is None or math.isfinite(number(x))
+
+
+def upstream_reason(case: dict[str, Any]) -> str:
+    """Why we give another value on purpose, empty when we do not."""
+    if case["hyper"].get("apply_clamp") and case["hyper"]["kl"] in ("k1", "k2") and case["case"] == "tiny_prob":
+        return "AReaL clamps k1 and k2 to 10, which hides how far away a policy is"
+    return ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_losses_agree_with_the_oracles(name: str) -> None:
+    data, tally = oracle(name), Counter[str]()
+    wrong = []
+    for number_, case in enumerate(data["cases"]):
+        inputs = data["inputs"][case["inputs"]]
+        try:
+            loss, gradient = value_and_gradient(case, inputs)
+        except Skip as skip:
+            tally[f"skipped: {skip}"] += 1
+            continue
+        where = f"{name}[{number_}] {case['case']} {case['algorithm']} {case['repo']} {case['loss_agg_mode']}"
+        if not math.isfinite(loss) or not bool(torch.isfinite(gradient).all()):
+            wrong.append(f"{where}: not finite: {loss}")
+            continue
+        if "error" in case["outputs"]:
+            tally["finite where the reference fails"] += 1
+            continue
+        wanted, slope = case["outputs"]["loss"], case["outputs"].get("grad_new_logprobs")
+        if not finite(wanted) or not finite(slope):
+            tally["finite where the reference is not"] += 1
+            continue
+        reason = upstream_reason(case)
+        if reason:
+            tally[f"skipped: {reason}"] += 1
+            continue
+        if not math.isclose(loss, wanted, rel_tol=1e-5, abs_tol=1e-6):
+            wrong.append(f"{where}: loss {loss}, wanted {wanted}")
+        elif slope is not None and not torch.allclose(gradient, tensor(slope), rtol=1e-5, atol=1e-6):
+            wrong.append(f"{where}: gradient off by {float((gradient - tensor(slope)).abs().max())}")
+        else:
+            tally["equal"] += 1
+    print(f"{name}: {dict(tally)}")
+    assert not wrong, "\n".join(wrong[:20]) + f"\n{len(wrong)} of {len(data['cases'])}"

@@ -1,0 +1,90 @@
+"""Values of the base case to be read by eye (spec of the losses, part C), and what a loss tells about itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.connectors.plugins import load
+from headrace.schemas.errors import ConfigurationError
+from headrace.trainers.losses.aggregation import Denominators, Mode, aggregate
+from headrace.trainers.losses.loss import Loss, Streams, configured
+
+BASE = json.loads((Path(__file__).parents[3] / "oracles" / "ppo_clip.json").read_text())["inputs"]["base"]
+OFF = {"action": "off"}
+SUM: Mode = "seq-mean-token-sum-norm"
+NO_DUAL = {"dual_clip": 0.0}
+
+
+def make(name: str, **options: Any) -> Loss:
+    loss: Loss = configured(load("headrace.losses", name), options, "trainer.loss_options")
+    return loss
+
+
+def base_streams(**over: torch.Tensor) -> Streams:
+    given = {k: torch.tensor(BASE[k], dtype=torch.float64) for k in ("new", "prox", "behave", "advantages", "ref")}
+    return Streams(**{**given, **over}, mask=torch.tensor(BASE["mask"]).bool())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mode", "value"),
+    [
+        ("ppo", {"correction": OFF}, "token-mean", -0.23284951331),
+        ("ppo", {"correction": OFF}, "seq-mean-token-mean", -0.24562636502),
+        ("ppo", {"correction": OFF}, SUM, -1.08663106211),
+        ("ppo", {"correction": OFF, "clip_high": 0.28, "dual_clip": 10.0}, "token-mean", -0.24427808474),
+        ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "mask", "upper": 5.0}}, "token-mean", -0.28482632401),
+        ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "mask", "upper": 1.2}}, "token-mean", -0.13397920720),
+        ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "clamp", "upper": 1.2}}, "token-mean", -0.26297107989),
+    ],
+)
+def test_pinned_values(name: str, options: dict[str, Any], mode: Mode, value: float) -> None:
+    streams = base_streams()
+    counts = Denominators(
+        tokens=int(streams.mask.sum()), sequences=int(streams.mask.any(-1).sum()), constant=streams.mask.shape[1]
+    )
+    loss = aggregate(make(name, **options)(streams).loss, streams.mask, mode, counts)
+    assert float(loss) == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "grpo"])
+def test_on_policy_gradients_are_those_of_the_plain_policy_gradient(name: str) -> None:
+    def gradient(loss: str) -> torch.Tensor:
+        new = torch.tensor(BASE["new"], dtype=torch.float64).requires_grad_()
+        still = new.detach()
+        make(loss)(base_streams(new=new, prox=still, behave=still)).loss.sum().backward()
+        assert new.grad is not None
+        return new.grad
+
+    assert torch.allclose(gradient(name), gradient("reinforce"))
+
+
+def test_losses_without_a_correction_say_so() -> None:
+    assert make("decoupled_ppo").corrects_staleness
+    assert not make("decoupled_ppo", behave=OFF).corrects_staleness
+    assert not make("ppo", correction=OFF).corrects_staleness
+    assert make("ppo", correction=OFF, anchor="behave").corrects_staleness
+
+
+def test_the_correction_truncates_at_two_by_default() -> None:
+    new = torch.zeros(1, 3, dtype=torch.float64)
+    behave = torch.tensor([[0.0, -1.0, 5.0]], dtype=torch.float64)
+    streams = Streams(
+        new=new, prox=new, behave=behave, advantages=torch.ones(1, 3), mask=torch.ones(1, 3, dtype=torch.bool)
+    )
+    terms = make("decoupled_ppo")(streams)
+    assert terms.loss[0].tolist() == pytest.approx([-1.0, -2.0, -0.006737946999])
+    assert float(terms.peaks["behave_weight/max"]) == 2.0
+
+
+def test_a_penalty_needs_the_reference() -> None:
+    loss = make("grpo", kl_weight=0.1)
+    assert loss.needs_reference
+    assert float(loss(base_streams()).loss.sum()) != float(make("grpo")(base_streams()).loss.sum())
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"trainer.loss_options.clip: .*clip_low"):
+        make("ppo", clip=0.1)
