@@ -1,0 +1,182 @@
+"""The prompt source as a process: exact resume, bounded lead, held-out prompts first, faults of a dataset by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from headrace.connectors.kafka import Connection
+from headrace.pipeline.dataset_to_prompt import LEAD
+from headrace.schemas.codec import encode, headers_of
+from headrace.schemas.config import RunConfig, dump_config
+from headrace.schemas.ids import consumer_group
+from headrace.schemas.records import End, Prompt, RunEnd
+from headrace.schemas.topics import partition_counts
+
+pytestmark = pytest.mark.timeout(240)
+NUMBERS = itertools.count()
+
+
+class Bench:
+    """A run in which only the source of the stream ``main`` is real."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self.folder = folder
+        self.bootstrap = bootstrap
+        self.process: subprocess.Popen[str] | None = None
+        self.dataset = folder / "train.jsonl"
+        self.run = f"source-{os.getpid()}-{next(NUMBERS)}"
+        self.connection: Connection | None = None
+
+    def rows(self, count: int, name: str = "train.jsonl", first: int = 0) -> Path:
+        path = self.folder / name
+        rows = ({"prompt": f"{i}=", "answer": str(i)} for i in range(first, first + count))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def start(self, stream: dict[str, Any], **sections: Any) -> None:
+        config = RunConfig.model_validate(
+            {
+                "run": {"id": self.run, "folder": str(self.folder)},
+                "kafka": {"bootstrap": self.bootstrap},
+                "policies": {"main": {"model": "none"}},
+                "streams": {"main": {"dataset": str(self.dataset), **stream}},
+                **sections,
+            }
+        )
+        if self.connection is None:
+            self.connection = Connection.of(config.kafka, self.run)
+            self.connection.ensure_topics(partition_counts(["main"], groups=2, inboxes=2, lanes=2))
+        dump_config(config, self.folder / "config.json")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.pipeline.dataset_to_prompt", "--config", str(self.folder / "config.json"),
+             "--stream", "main", "--instance", "source-main"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def finish(self, seconds: float = 60) -> tuple[int, str]:
+        assert self.process is not None
+        out, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out
+
+    def published(self) -> list[Any]:
+        assert self.connection is not None
+        return [raw.decoded() for raw in self.connection.read_topic("prompts")]
+
+    def schedule_reads_to(self, offset: int) -> None:
+        assert self.connection is not None
+        consumer = self.connection.consumer("rig", consumer_group(self.run, "schedule"))
+        consumer.commit(offsets=[TopicPartition(self.connection.topic("prompts"), 0, offset)], asynchronous=False)
+        consumer.close()
+
+
+@pytest.fixture
+def bench(bootstrap: str, tmp_path: Path) -> Iterator[Bench]:
+    """A bench whose source is ended."""
+    made = Bench(bootstrap, tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.process.kill()
+        made.process.wait(10)
+
+
+def _until(test: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := test():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("not in time")
+
+
+def test_epochs_end_and_a_second_start_adds_nothing(bench: Bench) -> None:
+    bench.rows(20)
+    held_out = bench.rows(6, "eval.jsonl", first=1000)
+    evaluation = {"dataset": str(held_out), "limit": 5}
+    for _ in range(2):
+        bench.start({"epochs": 3}, eval=evaluation)
+        assert bench.finish()[0] == 0
+        records = bench.published()
+        held, rest, (end,) = records[:5], records[5:65], records[65:]
+        assert [(p.stream, p.row, p.position) for p in held] == [("@eval", i, i) for i in range(5)]
+        assert [p.position for p in rest] == list(range(60))
+        assert {p.stream for p in rest} == {"main"}
+        for epoch in range(3):
+            assert sorted(p.row for p in rest[20 * epoch : 20 * epoch + 20]) == list(range(20))
+        assert (end.reason, end.count, end.stream) == ("epochs", 60, "main")
+        assert isinstance(end, End)
+
+
+def test_it_stays_a_bounded_stretch_ahead_and_ends_with_the_run(bench: Bench) -> None:
+    bench.rows(1000)
+    bench.start({})
+    assert bench.connection is not None
+    connection = bench.connection
+
+    def full() -> bool:
+        return connection.end_offsets("prompts")[0] >= LEAD - 1
+
+    _until(full)
+    time.sleep(1.5)
+    first = [p.position for p in bench.published()]
+    assert first == list(range(len(first)))
+    assert LEAD - 64 <= len(first) <= LEAD
+    bench.schedule_reads_to(2000)
+    _until(lambda: connection.end_offsets("prompts")[0] >= LEAD + 1900)
+    assert bench.process is not None
+    bench.process.kill()
+    bench.finish()
+    bench.schedule_reads_to(4000)
+    bench.start({})
+    _until(lambda: connection.end_offsets("prompts")[0] >= LEAD + 3900)
+    positions = [p.position for p in bench.published()]
+    assert positions == list(range(len(positions))), "a killed source loses and repeats nothing"
+    producer = connection.producer("rig")
+    mark = RunEnd(reason="steps", ended_ms=1)
+    connection.produce(producer, "run", encode(mark), partition=0, key=b"end", headers=headers_of(mark, bench.run, "0"))
+    producer.flush(10)
+    assert bench.finish()[0] == 0
+
+
+def test_a_dataset_that_changed_under_the_run_is_refused(bench: Bench) -> None:
+    bench.rows(20)
+    bench.start({"epochs": 2})
+    assert bench.finish()[0] == 0
+    bench.rows(21)
+    bench.start({"epochs": 4})
+    code, said = bench.finish()
+    assert code == 78
+    assert "the dataset of stream main" in said
+    assert "has changed" in said
+    bench.rows(20)
+    bench.start({"epochs": 2}, run={"id": bench.run, "folder": str(bench.folder), "seed": 5})
+    assert bench.finish()[0] == 78
+
+
+def test_bad_rows_fail_at_load_or_become_dead_letters(bench: Bench) -> None:
+    rows = bench.rows(3).read_text().splitlines()
+    bench.dataset.write_text("\n".join([rows[0], '{"question": "x"}', rows[1], "{garbage", rows[2]]) + "\n")
+    bench.start({"epochs": 1})
+    code, said = bench.finish()
+    assert code == 78
+    assert f"{bench.dataset} line 2: column 'prompt' is missing" in said
+    assert "line 4: not JSON" in said
+    assert bench.published() == []
+    bench.start({"epochs": 1, "on_bad_row": "dead-letter"})
+    assert bench.finish()[0] == 0
+    prompts = [r for r in bench.published() if isinstance(r, Prompt)]
+    assert sorted(p.row for p in prompts) == [0, 2, 4]
+    assert bench.connection is not None
+    letters = list(bench.connection.read_topic("dead-letters"))
+    assert [letter.value for letter in letters] == [b'{"question": "x"}', b"{garbage"]
+    assert b"line 2: column 'prompt' is missing" in (dict(letters[0].headers)["__streams.errors.message"] or b"")
