@@ -287,7 +287,7 @@ class StreamConfig(Section):
     prompt_column: str = "prompt"
     """Column with the prompt: text or chat messages."""
     answer_column: str = "answer"
-    """Column with what the reward compares with; may be missing."""
+    """Column with what the reward compares with; empty: there is none."""
     id_column: str = ""
     """Column with the prompt's id; empty: a digest of the row."""
     reward_column: str = ""
