@@ -96,7 +96,7 @@ def record_lines(raw: "RawRecord", *, full: bool) -> list[str]:
 def _field_lines(fields: dict[str, Any], indent: str) -> list[str]:
     lines = []
     for name, value in fields.items():
-        if value in ("", [], {}, None):
+        if value in ("", [], {}, None) and not name.endswith("_text"):  # an empty completion says something
             continue
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if name == "sources":
@@ -110,9 +110,8 @@ def _field_lines(fields: dict[str, Any], indent: str) -> list[str]:
             lines.append(f"{indent}{name}")
             lines += _field_lines(value, indent + "  ")
         else:
-            lines.append(
-                f"{indent}{name}: {value!r}" if isinstance(value, str) and "\n" in value else f"{indent}{name}: {value}"
-            )
+            shown = repr(value) if isinstance(value, str) and (not value or "\n" in value) else value
+            lines.append(f"{indent}{name}: {shown}")
     return lines
 
 
