@@ -29,9 +29,10 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from headrace.schemas.delta_context import CLASSES, apply_classes, steps_by_class
+from headrace.schemas.delta_context import apply_classes, steps_by_class
 from headrace.schemas.delta_layout import DeltaCorrupt, Piece
 from headrace.schemas.delta_steps import (
+    CLASSES,
     I64,
     U8,
     Kernels,
@@ -64,6 +65,7 @@ STEPS, ABSOLUTE, DENSE, CONTEXT = 1, 2, 3, 4
 _ZSTD_LEVEL = 1
 _SPARSE = 0.25
 _GROUP = 64 << 10
+_CONTEXT_ABOVE = 4096
 _LONGEST_NUMBER = 5
 
 
@@ -104,9 +106,12 @@ def encode_dense(new: NDArray[Any]) -> bytes:
     return _pack(DENSE, new.dtype.itemsize, new.size, new.size, _planes(new))
 
 
-def encode_context(old: NDArray[Any], new: NDArray[Any], kernels: Kernels) -> bytes:
-    """The frame of mode context: steps counted within classes of the old exponent (uint16, [count])."""
-    parts = steps_by_class(old, new, kernels)
+def encode_context(old: NDArray[Any], new: NDArray[Any], positions: I64, kernels: Kernels) -> bytes:
+    """The frame of mode context: steps counted within classes of the old exponent (uint16, [count]).
+
+    positions: where old and new differ, ascending.
+    """
+    parts = steps_by_class(old, new, positions, kernels)
     streams = [stream for part in parts for stream in (part.gaps, part.codes, part.magnitudes, part.escapes)]
     changes = [part.changed for part in parts]
     return _pack(CONTEXT, 2, new.size, sum(changes), streams, changes)
@@ -119,7 +124,8 @@ def encode_segment(
 
     old, new: unsigned integers of the segment's width, [count]. No frames when nothing changed. Where at most a
     quarter of every tensor moved the segment is one frame of steps; otherwise tensors (small ones together) get frames
-    of their own, each in the mode that makes it smallest. context: try that mode too, in place of one frame of steps.
+    of their own, each in the mode that makes it smallest. context: take that mode in place of one frame of
+    many steps.
     """
     bounds = np.array([0, *(piece.stop for piece in pieces)], np.int64)
     if pieces:
@@ -127,9 +133,10 @@ def encode_segment(
     if new.dtype.itemsize == 2 and pieces:
         steps, counts = kernels.scan(old, new, bounds)
         if steps.changed and all(counts[lo:hi].sum() <= _SPARSE * _size(bounds, lo, hi) for lo, hi in _groups(bounds)):
-            payload = encode_steps(steps, new.size)
-            if context:
-                payload = min(payload, encode_context(old, new, kernels), key=len)
+            if context and steps.changed >= _CONTEXT_ABOVE:
+                payload = encode_context(old, new, positions_of(steps.gaps), kernels)
+            else:
+                payload = encode_steps(steps, new.size)
             return [Frame(0, new.size, payload)], counts.tolist()
     else:
         counts = np.diff(np.searchsorted(changed_positions(old, new), bounds)).astype(np.int64)

@@ -8,44 +8,36 @@ The class of an element is the exponent of its old bits (bits 7 to 14) minus 111
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from headrace.schemas.delta_layout import DeltaCorrupt
 from headrace.schemas.delta_steps import (
-    U8,
+    CLASSES,
+    I64,
     U16,
     Kernels,
     Steps,
-    changed_positions,
     check_steps,
+    classes_of,
     gaps_of,
     moved,
     positions_of,
     steps_of,
 )
 
-__all__ = ("CLASSES", "apply_classes", "classes_of", "steps_by_class")
-
-CLASSES = 16
-_TABLE: U8 = np.clip(np.arange(512) % 256 - 111, 0, 13).astype(np.uint8)
+__all__ = ("apply_classes", "steps_by_class")
 
 
-def classes_of(bits: U16) -> U8:
-    """The class of every element: uint8 [count], each below ``CLASSES``."""
-    classes: U8 = _TABLE[bits >> np.uint16(7)]
-    return classes
-
-
-def steps_by_class(old: U16, new: U16, kernels: Kernels) -> list[Steps]:
-    """The steps from old to new ([count] each), for every class."""
-    positions = changed_positions(old, new)
-    classes = classes_of(old)
-    ranks = kernels.ranks(classes, positions)
-    mine = classes[positions]
-    before, after = old[positions], new[positions]
-    chosen = (np.flatnonzero(mine == one) for one in range(CLASSES))
-    return [steps_of(gaps_of(ranks[at]), before[at], after[at]) for at in chosen]
+def steps_by_class(old: U16, new: U16, positions: I64, kernels: Kernels) -> list[Steps]:
+    """The steps from old to new ([count] each) at the positions that differ, for every class."""
+    ranks = kernels.ranks(old, positions)
+    mine = classes_of(old[positions])
+    order = np.argsort(mine, kind="stable")
+    bounds = np.searchsorted(mine[order], np.arange(CLASSES + 1))
+    chosen = [order[start:stop] for start, stop in pairwise(bounds)]
+    return [steps_of(gaps_of(ranks[at]), old[positions[at]], new[positions[at]]) for at in chosen]
 
 
 def apply_classes(steps: Sequence[Steps], target: U16, kernels: Kernels) -> None:
@@ -53,11 +45,10 @@ def apply_classes(steps: Sequence[Steps], target: U16, kernels: Kernels) -> None
 
     Raises DeltaCorrupt, with the target untouched, unless every stream fits the elements that its class has here.
     """
-    classes = classes_of(target)
-    counts = np.bincount(classes, minlength=CLASSES)
     if len(steps) != CLASSES:
         raise DeltaCorrupt(f"frame has {len(steps)} classes of {CLASSES}")
-    for one, count in zip(steps, counts, strict=True):
-        check_steps(one, int(count))
-    for one, places in zip(steps, kernels.places(classes, [positions_of(s.gaps) for s in steps]), strict=True):
-        target[places] = moved(target[places], one)
+    for one in steps:
+        check_steps(one, target.size)
+    places = kernels.places(target, [positions_of(one.gaps) for one in steps])
+    for one, here in zip(steps, places, strict=True):
+        target[here] = moved(target[here], one)

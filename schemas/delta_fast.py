@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.schemas.delta_steps import I64, U8, U16, Steps
+from headrace.schemas.delta_steps import CLASS_TABLE, CLASSES, I64, U8, U16, Steps, no_such_rank
 
 __all__ = ("NumbaKernels",)
 
@@ -133,17 +133,26 @@ def _apply(gaps: U8, codes: U8, magnitudes: U8, escapes: U16, target: U16) -> No
 
 
 @_compiled
-def _ranks(classes: U8, positions: I64, seen: I64, ranks: I64) -> None:
+def _ranks(bits: U16, positions: I64, table: U8, seen: NDArray[np.int32], ranks: I64) -> None:
+    """``seen`` [4, classes]: elements so far, by position mod 4, so that one count need not wait for another."""
     position = 0
     for change in range(positions.size):
-        while position < positions[change]:
-            seen[classes[position]] += 1
+        stop = positions[change]
+        while position + 4 <= stop:
+            seen[0, table[bits[position] >> 7]] += 1
+            seen[1, table[bits[position + 1] >> 7]] += 1
+            seen[2, table[bits[position + 2] >> 7]] += 1
+            seen[3, table[bits[position + 3] >> 7]] += 1
+            position += 4
+        while position < stop:
+            seen[0, table[bits[position] >> 7]] += 1
             position += 1
-        ranks[change] = seen[classes[position]]
+        one = table[bits[position] >> 7]
+        ranks[change] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
 
 
 @_compiled
-def _places(classes: U8, ranks: I64, nexts: I64, ends: I64, places: I64) -> None:
+def _places(bits: U16, ranks: I64, nexts: I64, ends: I64, table: U8, places: I64) -> None:
     """``ranks`` and ``places`` hold all classes one after the other; ``nexts`` to ``ends`` is what is left of each.
 
     ``left`` counts the elements of a class down to its next change, so most elements cost one decrement.
@@ -152,15 +161,16 @@ def _places(classes: U8, ranks: I64, nexts: I64, ends: I64, places: I64) -> None
     for one in range(nexts.size):
         if nexts[one] < ends[one]:
             left[one] = ranks[nexts[one]]
-    for position in range(classes.size):
-        one = classes[position]
-        if left[one] == 0:
+    for position in range(bits.size):
+        one = table[bits[position] >> 7]
+        before = left[one]
+        left[one] = before - 1
+        if before == 0:
             place = nexts[one]
             places[place] = position
             nexts[one] = place + 1
-            left[one] = ranks[place + 1] - ranks[place] - 1 if place + 1 < ends[one] else -1
-        else:
-            left[one] -= 1
+            if place + 1 < ends[one]:
+                left[one] = ranks[place + 1] - ranks[place] - 1
 
 
 class NumbaKernels:
@@ -188,18 +198,22 @@ class NumbaKernels:
         # A copy is aligned and writable whatever frame it came from: one compiled variant serves all.
         _apply(steps.gaps, steps.codes, steps.magnitudes, np.array(steps.escapes, np.uint16), target)
 
-    def ranks(self, classes: U8, positions: I64) -> I64:
+    def ranks(self, bits: U16, positions: I64) -> I64:
         """Places of elements within their class (see ``delta_steps.Kernels.ranks``)."""
         ranks = np.empty(positions.size, np.int64)
-        _ranks(classes, positions, np.zeros(16, np.int64), ranks)
+        _ranks(bits, positions, CLASS_TABLE, np.zeros((4, CLASSES), np.int32), ranks)
         return ranks
 
-    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+    def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
         """Positions from places within classes (see ``delta_steps.Kernels.places``)."""
         ends = np.cumsum([rank.size for rank in ranks])
         joined = np.concatenate(ranks)
         places = np.empty(joined.size, np.int64)
-        _places(classes, joined, np.append(0, ends[:-1]), ends, places)
+        nexts = np.append(0, ends[:-1])
+        _places(bits, joined, nexts, ends, CLASS_TABLE, places)
+        for one in range(CLASSES):
+            if nexts[one] < ends[one]:
+                raise no_such_rank(one)
         return np.split(places, ends[:-1])
 
     def _room(self, count: int) -> tuple[U8, U8, U8, U16]:

@@ -21,15 +21,19 @@ from numpy.typing import NDArray
 from headrace.schemas.delta_layout import DeltaCorrupt
 
 __all__ = (
+    "CLASSES",
+    "CLASS_TABLE",
     "Kernels",
     "NumpyKernels",
     "Steps",
     "changed_positions",
     "check_gaps",
     "check_steps",
+    "classes_of",
     "gaps_of",
     "kernels_for",
     "moved",
+    "no_such_rank",
     "ordered",
     "positions_of",
     "steps_of",
@@ -37,7 +41,7 @@ __all__ = (
 
 _CHUNK = 1 << 20
 _FAST_ABOVE = 32 << 20
-_CLASSES = 16
+CLASSES = 16
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -71,17 +75,17 @@ class Kernels(Protocol):
         """Apply steps that passed ``check_steps`` to [count] elements in place; once, on their own base."""
         ...
 
-    def ranks(self, classes: U8, positions: I64) -> I64:
+    def ranks(self, bits: U16, positions: I64) -> I64:
         """How many earlier elements have the class of the element at each of ascending positions.
 
-        classes: [count], each below 16.
+        bits: old bits [count], whose ``classes_of`` are meant.
         """
         ...
 
-    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+    def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
         """Where the elements with given ranks in their class stand; the inverse of ``ranks``.
 
-        ranks: for each of 16 classes, ascending and below the number of its elements.
+        ranks: ascending, for each class. Raises DeltaCorrupt when a class has not that many elements.
         """
         ...
 
@@ -95,6 +99,12 @@ def ordered(bits: U16) -> NDArray[np.int16]:
     signed = bits.view(np.int16)
     turned: NDArray[np.int16] = signed ^ ((signed >> 15) & np.int16(0x7FFF))
     return turned
+
+
+def classes_of(bits: U16) -> U8:
+    """The class of every element, from its old bits: uint8 [count], each below ``CLASSES``."""
+    classes: U8 = CLASS_TABLE[bits >> np.uint16(7)]
+    return classes
 
 
 def changed_positions(old: NDArray[Any], new: NDArray[Any]) -> I64:
@@ -212,20 +222,29 @@ class NumpyKernels:
         positions = positions_of(steps.gaps)
         target[positions] = moved(target[positions], steps)
 
-    def ranks(self, classes: U8, positions: I64) -> I64:
+    def ranks(self, bits: U16, positions: I64) -> I64:
         """Places of elements within their class (see ``Kernels.ranks``)."""
+        classes = classes_of(bits)
         order = np.argsort(classes, kind="stable")
         place = np.empty(classes.size, np.int64)
         place[order] = np.arange(classes.size)
-        first = np.concatenate(([0], np.cumsum(np.bincount(classes, minlength=_CLASSES))))
+        first = np.searchsorted(classes[order], np.arange(CLASSES))
         return place[positions] - first[classes[positions]]
 
-    def places(self, classes: U8, ranks: Sequence[I64]) -> list[I64]:
+    def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
         """Positions from places within classes (see ``Kernels.places``)."""
+        classes = classes_of(bits)
         order = np.argsort(classes, kind="stable")
-        ends = np.cumsum(np.bincount(classes, minlength=_CLASSES))
-        starts = ends - np.bincount(classes, minlength=_CLASSES)
-        return [order[start + rank] for start, rank in zip(starts, ranks, strict=True)]
+        bounds = np.searchsorted(classes[order], np.arange(CLASSES + 1))
+        for one, rank in enumerate(ranks):
+            if rank.size and rank[-1] >= bounds[one + 1] - bounds[one]:
+                raise no_such_rank(one)
+        return [order[start + rank] for start, rank in zip(bounds[:-1], ranks, strict=True)]
+
+
+def no_such_rank(one: int) -> DeltaCorrupt:
+    """The error for gaps that go beyond the elements of class ``one``."""
+    return DeltaCorrupt(f"gap stream of class {one} goes beyond its elements: the frame was made on another base")
 
 
 def kernels_for(nbytes: int) -> Kernels:
@@ -248,6 +267,8 @@ def _fast_kernels() -> Callable[[], Kernels] | None:
     return NumbaKernels
 
 
+CLASS_TABLE: U8 = np.clip(np.arange(512) % 256 - 111, 0, 13).astype(np.uint8)
+"""The class of an element by its sign and exponent (bits 7 to 15)."""
 _UNPACKED: U8 = np.stack([(np.arange(256) >> shift) & 3 for shift in (0, 2, 4, 6)], axis=1).astype(np.uint8)
 _LARGE_CODES: U8 = (_UNPACKED >= 2).sum(axis=1).astype(np.uint8)
 _UNIT_MOVES: NDArray[np.int16] = np.array([1, -1, 1, -1], np.int16)

@@ -56,21 +56,23 @@ class S3Store:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if self._prefix:
             check_prefix(self._prefix)
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint_url,
-            region_name=region,
-            config=config.Config(
-                connect_timeout=min(timeout, 10.0),
-                read_timeout=timeout,
-                max_pool_connections=connections,
-                retries={"mode": "standard", "total_max_attempts": attempts},
-                s3={"addressing_style": "path" if path_style else "auto"},
-                # The default adds a CRC of its own to every body: twice the CPU, and some servers refuse the trailer.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
+        settings = config.Config(
+            connect_timeout=min(timeout, 10.0),
+            read_timeout=timeout,
+            max_pool_connections=connections,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            s3={"addressing_style": "path" if path_style else "auto"},
+            # The default adds a CRC of its own to every body: twice the CPU, and some servers refuse the trailer.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
         )
+        try:
+            session = boto3.session.Session()
+            self._client: Any = session.client("s3", endpoint_url=endpoint_url, region_name=region, config=settings)
+        except (ValueError, self._errors.BotoCoreError) as error:
+            raise StoreRefused(
+                f"{self.url} cannot be opened: {error}; check [store] and the AWS_* variables"
+            ) from error
 
     @property
     def url(self) -> str:

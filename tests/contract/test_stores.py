@@ -186,6 +186,14 @@ def test_an_absent_server_is_unavailable_and_an_absent_bucket_is_refused(
         s3.S3Store("nobody-made-me", endpoint_url=endpoint, region="us-east-1").put("x", b"")
 
 
+def test_settings_that_boto3_refuses_are_refused() -> None:
+    s3 = pytest.importorskip("headrace.connectors.stores.s3")
+    with pytest.raises(StoreRefused, match="cannot be opened"):
+        s3.S3Store("b", endpoint_url="nonsense")
+    with pytest.raises(UnsafeKey):
+        s3.S3Store("b", "../up")
+
+
 def test_large_objects_go_up_in_parts(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
