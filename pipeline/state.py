@@ -14,6 +14,8 @@ from headrace.schemas.records import Record
 
 __all__ = ("key_of", "numbers_of", "pack", "read_json", "scan_json", "unpack", "write_json")
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def key_of(kind: str, *numbers: int) -> bytes:
     """A key that sorts by its numbers (>= 0).
@@ -31,7 +33,7 @@ def numbers_of(key: bytes) -> tuple[int, ...]:
 
 def write_json(store: Store, key: bytes, value: Any) -> None:
     """Put plain data under a key."""
-    store.put(key, json.dumps(value, separators=(",", ":")).encode())
+    store.put(key, _encode(value).encode())
 
 
 def read_json(store: Store, key: bytes) -> Any:
@@ -48,7 +50,7 @@ def scan_json(store: Store, kind: str) -> Iterator[tuple[bytes, Any]]:
 
 def pack(note: Any, record: Record) -> bytes:
     """A record with plain data beside it, as one value."""
-    return json.dumps(note, separators=(",", ":")).encode() + b"\n" + codec.encode(record)
+    return _encode(note).encode() + b"\n" + codec.encode(record)
 
 
 def unpack(value: bytes) -> tuple[Any, Record]:
