@@ -17,20 +17,19 @@ from confluent_kafka import KafkaException, TopicPartition
 
 import headrace
 from headrace.connectors.datasets.prompts import PromptDataset
-from headrace.connectors.dead_letters import dead_letter
 from headrace.connectors.kafka import Connection, Consumer, Producer
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.plugins import installed
+from headrace.pipeline.evaluation import EVALUATION_STREAM
+from headrace.pipeline.runtime.dead_letters import TOPIC, letter_headers, letter_value
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig, StreamConfig, read_config
-from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.errors import ConfigurationError, InvalidRecord
 from headrace.schemas.ids import consumer_group, transactional_id
 from headrace.schemas.records import End, Prompt, Record, RunEnd
 
-__all__ = ("EVALUATION_STREAM", "Progress", "Source", "main", "read_progress")
+__all__ = ("Progress", "Source", "main", "read_progress")
 
-EVALUATION_STREAM = "@eval"
-"""Prompt.stream of held-out prompts."""
 LEAD = 4096
 """Most records that ``prompts`` holds beyond what ``schedule`` has committed."""
 _PER_TRANSACTION = 256
@@ -164,17 +163,17 @@ class Source:
     def _name_bad_rows(self, producer: Producer, dataset: PromptDataset, stream: str) -> None:
         if not dataset.bad:
             return
-        letters = [
-            dead_letter(row.raw, f"stream {stream}: {row.where}: {row.reason}", by="dataset_to_prompt")
-            for row in dataset.bad
-        ]
 
         def produce() -> None:
-            for value, headers in letters:
-                self._connection.produce(producer, "dead-letters", value, partition=0, headers=headers)
+            for row in dataset.bad:
+                error = InvalidRecord(f"stream {stream}: {row.where}: {row.reason}")
+                headers = letter_headers(
+                    error, topic="", partition=-1, offset=-1, value=row.raw, headers=(), stage="dataset_to_prompt"
+                )
+                self._connection.produce(producer, TOPIC, letter_value(row.raw), partition=0, headers=headers)
 
         self._commit(producer, produce)
-        _say(f"stream {stream}: {len(letters)} rows cannot be used; they are named in dead-letters")
+        _say(f"stream {stream}: {len(dataset.bad)} rows cannot be used; they are named in dead-letters")
 
     def _transact(self, producer: Producer, records: "list[Record] | Iterator[Prompt]", digest: str) -> None:
         def produce() -> None:

@@ -190,7 +190,7 @@ class RolloutWorker:
                 _say(f"the run stops: {record.reason}")
                 self._ended = True
         for raw, error in self._inbox.undecodable:
-            self._delivery.dead(raw.value, error, raw.source)
+            self._delivery.dead(raw.value, error, raw)
         self._inbox.undecodable.clear()
 
     async def _play(self, task: Task, place: Source) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.rewards.pool import RewardPool
 from headrace.pipeline.rewards.reward import Completion, call_reward, load_reward
 from headrace.schemas.config import RunConfig
@@ -22,14 +23,14 @@ class Scorer:
 
     def __init__(self, config: RunConfig) -> None:
         self._options: dict[str, Mapping[str, Any]] = {n: s.reward_options for n, s in config.streams.items()}
-        self._options["@eval"] = next(iter(config.streams.values())).reward_options
+        self._options[EVALUATION_STREAM] = next(iter(config.streams.values())).reward_options
         self._pool: RewardPool | None = None
         self._loaded: dict[tuple[str, str], Any] = {}
         for name, section in config.streams.items():
             if not section.reward_column:
                 self._reward(section.reward, name)
         if config.eval.reward:
-            self._reward(config.eval.reward, "@eval")
+            self._reward(config.eval.reward, EVALUATION_STREAM)
 
     async def score(self, prompt: Prompt, completion: Completion, *, role: str = "") -> list[Reward]:
         """Reward parts of one completion; ``role`` marks them as that role's own. Raises RewardFailed."""

@@ -15,20 +15,20 @@ from confluent_kafka import KafkaError, Message
 
 import headrace
 from headrace.connectors.blobs import array_bytes, put_sequences
-from headrace.connectors.dead_letters import dead_letter
-from headrace.connectors.kafka import Connection, Producer
+from headrace.connectors.kafka import Connection, Producer, RawRecord
 from headrace.connectors.kafka_errors import KafkaFailure
 from headrace.connectors.stores.store import ObjectStore, StoreError, StoreUnavailable
+from headrace.pipeline.runtime.dead_letters import TOPIC, letter_headers, letter_value
 from headrace.schemas.codec import encode, headers_of, to_plain
 from headrace.schemas.errors import InvalidRecord
 from headrace.schemas.ids import group_partition
-from headrace.schemas.parts import BlobRef, Source
+from headrace.schemas.parts import BlobRef
 from headrace.schemas.records import EvalResult, Partial, Record, Score, Trajectory
 
 __all__ = ("Delivery",)
 
 _LONGEST_TEXT = 64 << 10
-_BY = "task_to_trajectory"
+_STAGE = "task_to_trajectory"
 
 
 class Delivery:
@@ -92,12 +92,20 @@ class Delivery:
         headers = headers_of(record, self._connection.run, headrace.__version__)
         self._connection.produce(self._producer, topic, encode(record), partition=partition, headers=headers)
 
-    def dead(self, value: bytes | None, error: Exception, source: Source | None = None) -> None:
-        """Write a dead letter."""
+    def dead(self, value: bytes | None, error: Exception, raw: RawRecord | None = None) -> None:
+        """Write a dead letter; ``raw`` is the record that could not be used, when one was read."""
         self.dead_letters += 1
         sys.stderr.write(f"rollout: dead letter: {error}\n")
-        value, headers = dead_letter(value, error, by=_BY, source=source)
-        self._connection.produce(self._producer, "dead-letters", value, partition=0, headers=headers)
+        headers = letter_headers(
+            error,
+            topic=self._connection.topic(raw.topic) if raw else "",
+            partition=raw.partition if raw else -1,
+            offset=raw.offset if raw else -1,
+            value=value,
+            headers=raw.headers if raw else (),
+            stage=_STAGE,
+        )
+        self._connection.produce(self._producer, TOPIC, letter_value(value), partition=0, headers=headers)
 
     def close(self, seconds: float) -> int:
         """Wait for what is on its way; returns how many records are not acknowledged."""

@@ -63,6 +63,7 @@ class WeightFeed:
                     self._tell(policy, f"waiting for the object store: {error}")
                 if stopped(0.1):
                     return []
+            self._told.pop(policy, "")
             out.append(reader.snapshot())
         return out
 

@@ -242,7 +242,7 @@ def test_large_arrays_go_to_the_store_and_without_one_to_a_dead_letter(make_rig:
     assert lost.sequences == []
     (letter,) = rig.until(lambda: rig.records("dead-letters"))
     headers = dict(letter.headers)
-    assert headers["hr-by"] == b"task_to_trajectory"
+    assert headers["hr-stage"] == b"task_to_trajectory"
     assert headers["__streams.errors.exception"]
     assert json.loads(letter.value)["group"] == 2
     rig.demand(lambda d: not d.held)
@@ -272,7 +272,7 @@ def test_garbage_in_the_inbox_is_a_dead_letter(make_rig: Make) -> None:
     assert rig.trajectory(1).status == "train"
     (letter,) = rig.until(lambda: rig.records("dead-letters"))
     assert letter.value == b"\xff\x00garbage"
-    assert dict(letter.headers)["__streams.errors.topic"] == b"tasks"
+    assert dict(letter.headers)["__streams.errors.topic"] == rig.connection.topic("tasks").encode()
     listed = rig.connection.admin().list_consumer_groups(request_timeout=10).result(10)
     mine = [g.group_id for g in listed.valid if g.group_id.startswith(rig.config.run.id)]
     assert mine == [], "a worker is in no consumer group"
