@@ -33,9 +33,9 @@ class Follower:
         self._on_record = on_record
         self._consumer: Consumer = connection.consumer("launcher")
         places = [
-            TopicPartition(connection.topic(t), p, 0)
-            for t in (*TALLY_TOPICS, "dead-letters")
-            for p in self._partitions(t)
+            TopicPartition(connection.topic(topic), partition, first)
+            for topic in (*TALLY_TOPICS, "dead-letters")
+            for partition, first in connection.start_offsets(topic).items()
         ]
         self._consumer.assign(places)
         self.rollouts_per_second = 0.0
@@ -72,9 +72,6 @@ class Follower:
     def close(self) -> None:
         """End the consumer."""
         self._consumer.close()
-
-    def _partitions(self, topic: str) -> range:
-        return range(self._connection.partition_count(topic))
 
     def _take(self, raw: RawRecord) -> None:
         if raw.topic == "dead-letters":

@@ -18,6 +18,7 @@ from headrace.schemas.records import (
     Record,
     Resumed,
     Rollback,
+    RunEnd,
     Step,
     Stop,
     Trained,
@@ -25,7 +26,7 @@ from headrace.schemas.records import (
 
 __all__ = ("TALLY_TOPICS", "PolicyTally", "RewardPoint", "Tally")
 
-TALLY_TOPICS = ("ledger", "steps", "manifests", "evals", "demand")
+TALLY_TOPICS = ("run", "ledger", "steps", "manifests", "evals", "demand")
 """Topics that a Tally is folded from."""
 
 
@@ -85,6 +86,8 @@ class Tally:
 
     policies: dict[int, PolicyTally] = field(default_factory=lambda: defaultdict(PolicyTally))
     workers: dict[str, Demand] = field(default_factory=dict)
+    ended: bool = False
+    """The run's end mark has been read."""
     rollbacks: list[int] = field(default_factory=list)
     """Times of Rollback records."""
 
@@ -109,6 +112,8 @@ class Tally:
             case Resumed():
                 policy = self.policies[record.policy]
                 policy.version = max(policy.version, record.version)
+            case RunEnd():
+                self.ended = True
             case Rollback():
                 self.rollbacks.append(timestamp_ms)
             case Stop():

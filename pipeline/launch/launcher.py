@@ -18,7 +18,7 @@ from headrace.pipeline.launch.display import Display
 from headrace.pipeline.launch.folder import RunFolder, Session
 from headrace.pipeline.launch.local_broker import forget_live, note_live, start_broker
 from headrace.pipeline.launch.memory import MemorySampler
-from headrace.pipeline.launch.parts import Rollback, parts_of
+from headrace.pipeline.launch.parts import Part, Rollback, parts_of
 from headrace.pipeline.launch.prepare import create_topics, warm_start
 from headrace.pipeline.launch.supervisor import Supervisor
 from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
@@ -33,6 +33,8 @@ ALARM_SECONDS = 30.0
 """Time without progress after which the launcher says what the run waits for."""
 _GRACE_SECONDS = 20.0
 _SOURCE_GRACE_SECONDS = 5.0
+_EARLY_SECONDS = 3.0
+"""Time after which a part that ended well is missed, unless the run's end mark has been read by then."""
 
 
 class Stalled(HeadraceError):
@@ -113,7 +115,7 @@ class Launcher:
                 if self._stop.is_set():
                     self._display.note(f"{self._stop.reason}: stopping all parts")
                     return "interrupted"
-                for message in self._supervisor.check():
+                for message in (*self._supervisor.check(), *self._revive(follower)):
                     self._display.note(message)
                 follower.poll(0.2)
                 follower.count(2.0)
@@ -132,6 +134,21 @@ class Launcher:
         finally:
             metrics.close(follower)
             follower.close()
+
+    def _revive(self, follower: Follower) -> list[str]:
+        """Start parts again that ended well (a signal from outside) while the run still needs them."""
+        if follower.tally.ended:
+            return []
+        early = self._supervisor.finished(for_seconds=_EARLY_SECONDS)
+        return [self._supervisor.revive(part.name) for part in early if self._needed(part, follower)]
+
+    def _needed(self, part: Part, follower: Follower) -> bool:
+        if part.role == "trainer":
+            index = self.config.policy_names().index(part.name.removeprefix("trainer-"))
+            return not follower.tally.policies[index].stopped
+        if part.role == "source":
+            return not self.config.streams[part.name.removeprefix("source-")].epochs
+        return part.role != "broker"
 
     def _note_rollback(self, follower: Follower) -> None:
         """Once the Rollback stands in the topic, a trainer that dies is started without asking for it again."""

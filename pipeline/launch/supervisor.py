@@ -36,6 +36,7 @@ class _Child:
     deaths: deque[float] = field(default_factory=deque)
     restart_at: float = 0.0
     finished: bool = False
+    finished_at: float = 0.0
     groups: list[int] = field(default_factory=list)
 
 
@@ -97,6 +98,17 @@ class Supervisor:
                 messages.append(self._ended(child, code))
         return messages
 
+    def finished(self, *, for_seconds: float) -> list[Part]:
+        """Parts that ended well so long ago and were not started again."""
+        before = self._clock() - for_seconds
+        return [c.part for c in self._children.values() if c.finished and 0 < c.finished_at <= before]
+
+    def revive(self, name: str) -> str:
+        """Start a part again that ended well too early; counts as a death. Returns a message, raises PartFailed."""
+        child = self._children[name]
+        child.finished_at = 0.0
+        return self._died(child, "ended although the run has not")
+
     def stop(self, names: Iterable[str], *, grace_seconds: float) -> list[str]:
         """Ask parts to end (SIGTERM), wait, kill what is left with its children; returns the names of those killed."""
         children = [self._children[n] for n in names if n in self._children]
@@ -139,13 +151,17 @@ class Supervisor:
         _close(child.process)
         _kill_groups(child.groups)
         if code == 0:
-            child.finished = True
+            child.finished, child.finished_at = True, self._clock()
             return f"{name} has finished"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code in (EXIT_CONFIGURATION, EXIT_SUPERSEDED):
             child.finished = True
             raise PartFailed(f"{name} {how}, and starting it again would not help.\n{self._last_lines(name)}")
-        now = self._clock()
+        return self._died(child, how)
+
+    def _died(self, child: _Child, how: str) -> str:
+        """Count a death and arrange the next start. Raises PartFailed after too many."""
+        name, now = child.part.name, self._clock()
         child.deaths.append(now)
         while now - child.deaths[0] > self._window:
             child.deaths.popleft()
@@ -156,7 +172,7 @@ class Supervisor:
                 f"{name} {how}: {count} deaths in {self._window:g} s (run.max_restarts is {self._max_restarts}).\n"
                 f"{self._last_lines(name)}"
             )
-        child.process = None
+        child.process, child.finished = None, False
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** (count - 1))
         child.restart_at = now + pause
         return f"{name} {how}; starting it again in {pause:g} s ({count} of {self._max_restarts})"

@@ -170,3 +170,17 @@ def test_the_next_start_takes_a_replaced_command(supervisor: Supervisor) -> None
     supervisor.replace(part("print('second form')"))
     until(lambda: not supervisor.running(), supervisor)
     assert "second form" in log_text(supervisor)
+
+
+def test_a_part_that_ended_well_too_early_can_be_revived(supervisor: Supervisor, tmp_path: Path) -> None:
+    once = tmp_path / "ended"
+    code = (
+        f"import pathlib; p = pathlib.Path({str(once)!r})\nif not p.exists(): p.touch(); raise SystemExit(0)\n" + WAITS
+    )
+    supervisor.start(part(code))
+    until(lambda: not supervisor.running(), supervisor)
+    assert supervisor.finished(for_seconds=60) == []
+    (early,) = supervisor.finished(for_seconds=0)
+    assert "starting it again" in supervisor.revive(early.name)
+    until(lambda: "up" in log_text(supervisor), supervisor)
+    assert supervisor.finished(for_seconds=0) == [] and supervisor.troubled() == {"worker": 1}
