@@ -6,6 +6,7 @@ incarnation of a worker. Decisions only: which records follow from them is writt
 
 import heapq
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -75,6 +76,10 @@ class Worker:
         if self.role in ("train", "eval") and (self.role == "eval") != (kind == "eval"):
             return False
         return all(p in self.policies for p in policies)
+
+    def has_loaded(self, bounds: Mapping[int, int]) -> bool:
+        """Whether it could start at once: every policy at its min version or newer."""
+        return all(self.policies.get(p, -1) >= version for p, version in bounds.items())
 
 
 _FIELDS = {cls: tuple(f.name for f in fields(cls)) for cls in (Work, Worker)}
@@ -196,14 +201,20 @@ class Leases:
                 del self.of_group[work.group]
         store.delete(_key(work))
 
-    def next_waiting(self, now_free: list[Worker]) -> tuple[Work, Worker] | None:
-        """The first waiting work that a free worker can take, and that worker; the work leaves the queue."""
+    def next_waiting(
+        self, now_free: list[Worker], bounds_of: Callable[[Work], Mapping[int, int]]
+    ) -> tuple[Work, Worker] | None:
+        """The first waiting work that a free worker can take, and that worker; the work leaves the queue.
+
+        ``bounds_of`` gives the min version per policy of work.
+        """
         best: tuple[tuple[int, int, int, int], list[Any], Work, Worker] | None = None
         for (evaluation, policies), heap in self._waiting.items():
             work = self._head(heap)
             if work is None or (best is not None and heap[0][:4] >= best[0]):
                 continue
-            worker = self.best_worker("eval" if evaluation else work.kind, policies, now_free, work.avoid)
+            kind = "eval" if evaluation else work.kind
+            worker = self.best_worker(kind, policies, now_free, avoid=work.avoid, bounds=bounds_of(work))
             if worker is not None:
                 best = (heap[0][:4], heap, work, worker)
         if best is None:
@@ -216,12 +227,20 @@ class Leases:
         heap = self._waiting.get((False, policies))
         return heap is not None and self._head(heap) is not None
 
-    def best_worker(self, kind: str, policies: tuple[int, ...], free: list[Worker], avoid: str = "") -> Worker | None:
-        """The fitting worker with the most free capacity, another than ``avoid`` if possible."""
+    def best_worker(
+        self,
+        kind: str,
+        policies: tuple[int, ...],
+        free: list[Worker],
+        *,
+        avoid: str = "",
+        bounds: Mapping[int, int] | None = None,
+    ) -> Worker | None:
+        """The fitting worker to give work to: another than ``avoid``, with new enough versions, most free capacity."""
         fits = [w for w in free if w.free() > 0 and w.takes(kind, policies)]
         if not fits:
             return None
-        return max(fits, key=lambda w: (w.name != avoid, w.free(), w.name))
+        return max(fits, key=lambda w: (w.name != avoid, w.has_loaded(bounds or {}), w.free(), w.name))
 
     def lease(self, work: Work, worker: Worker, deadline_ms: int, store: Store) -> None:
         """Give work to a worker under its next sequence number."""

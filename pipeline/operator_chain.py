@@ -1,7 +1,7 @@
 """The operators of a stream and policy in their configured order, applied to one closed group at a time.
 
-Each operator has its own part of the task's store and its own timers. An operator that neither emits nor drops is a
-programming error and named as such, so that no group can vanish without a reason.
+Each operator has its own part of the task's store and its own timers. An operator that raises, or neither emits nor
+drops, ends the group by name, so that no group can vanish or stand still without a reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,14 @@ __all__ = ("Dropped", "OperatorChain", "operator_class")
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A group that an operator ended: the operator's name and ``reason: numbers in words``."""
+    """A group that an operator ended: the operator's name and ``reason: numbers in words``.
+
+    ``broken`` says that the operator did not decide but raised, or ended the group in no way or twice.
+    """
 
     operator: str
     detail: str
+    broken: bool = False
 
 
 class _Part:
@@ -95,6 +99,15 @@ def _made(entry: OperatorConfig, number: int) -> Operator:
     return result
 
 
+def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
+    try:
+        operator.process(draft, context)
+    except Exception as error:  # the seam around operators, which are plug-ins
+        context.metrics.count("operator_errors", operator=name, error=type(error).__name__)
+        return Dropped(name, f"raised {type(error).__name__}: {error}", broken=True)
+    return context.result or Dropped(name, "neither emitted nor dropped the group", broken=True)
+
+
 class OperatorChain:
     """All operators of a run as one task of ``assemble`` holds them."""
 
@@ -110,19 +123,19 @@ class OperatorChain:
             operator.open(_OperatorContext(entry.type, number, context))
 
     def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
-        """Apply the operators that concern the draft's stream and policy until one drops it."""
+        """Apply the operators that concern the draft's stream and policy until one drops it.
+
+        An operator that raises ends the group as broken, with the error in words; the run goes on.
+        """
         for number, (entry, operator) in enumerate(self._entries):
             if entry.stream not in ("", draft.group.stream):
                 continue
             if entry.policy not in ("", self._policies[draft.group.policy]):
                 continue
-            within = _OperatorContext(entry.type, number, context)
-            operator.process(draft, within)
-            if within.result is None:
-                raise RuntimeError(f"operator {entry.type} neither emitted nor dropped group {draft.group.group}")
-            if isinstance(within.result, Dropped):
-                return within.result
-            draft = within.result
+            result = _applied(entry.type, operator, draft, _OperatorContext(entry.type, number, context))
+            if isinstance(result, Dropped):
+                return result
+            draft = result
         return draft
 
     def on_timer(self, key: str, context: Context) -> None:

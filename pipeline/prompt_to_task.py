@@ -263,7 +263,7 @@ class Schedule:
     def _dispatch(self, context: Context) -> None:
         free = [w for w in self.leases.workers.values() if w.free() > 0]
         while free:
-            found = self.leases.next_waiting(free)
+            found = self.leases.next_waiting(free, self._bounds)
             if found is not None:
                 self._issue(*found, context)
             elif not self._admit(free, context):
@@ -369,10 +369,14 @@ class Schedule:
 
     def _hosts(self, work: Work) -> tuple[int, ...]:
         """Policies that a worker must host to take work."""
+        return tuple(self._bounds(work))
+
+    def _bounds(self, work: Work) -> dict[int, int]:
+        """Min version per policy of work."""
         if work.kind == "eval":
-            return (int(work.detail["policy"]),)
+            return {work.detail["policy"]: work.detail["version"]}
         group = self.credits.groups.get(work.group)
-        return tuple(group.bounds) if group is not None and work.kind == "train" else ()
+        return group.bounds if group is not None and work.kind == "train" else {}
 
     def _inbox(self, worker: str) -> int:
         return inbox_of(worker, self.config.run.inboxes)

@@ -263,7 +263,8 @@ class Assemble:
                 continue
             result = self.chain.run(draft, context)
             if isinstance(result, Dropped):
-                self._emit_closed(draft, "filtered", result.operator, result.detail, context)
+                reason = "failed" if result.broken else "filtered"
+                self._emit_closed(draft, reason, result.operator, result.detail, context)
             else:
                 self._emit_kept(result, context)
         self._forget(x, context)
