@@ -185,9 +185,10 @@ class Connection:
         out: dict[str, Any] = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": config.security_protocol,
-            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.ms": 100,
             "reconnect.backoff.max.ms": 1_000,
             "socket.keepalive.enable": True,
+            "metadata.recovery.strategy": "none",
             "log_level": 0,
             **own,
             **config.settings,
@@ -224,6 +225,14 @@ class Connection:
                         "is it started, and is kafka.bootstrap right?"
                     ) from None
                 time.sleep(0.05)
+
+    def answers(self, timeout: float = 1.0) -> bool:
+        """True when a broker answers within ``timeout`` seconds."""
+        try:
+            self.admin().list_topics(timeout=timeout)
+        except KafkaException:
+            return False
+        return True
 
     def ensure_topics(self, counts: Mapping[str, int]) -> list[str]:
         """Create the topics (names without prefix, partition counts) that are missing; returns those it created.

@@ -26,7 +26,13 @@ _SETTLE_SECONDS = 30.0
 _LEAVE_SECONDS = 12.0
 """Time in which members that ended lose their place in a group (the session of static ones is 6 s)."""
 _MOVING = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
 )
 """A partition whose leader is not in place yet: ask again."""
 

@@ -30,7 +30,7 @@ def run_stages(
 
     Raises what the first failing worker raised.
     """
-    metrics, watchdog = Registry(), Watchdog()
+    metrics, watchdog = Registry(), Watchdog(connection.answers)
     serve_if_asked(metrics)
     failures: list[BaseException] = []
 

@@ -62,14 +62,14 @@ class Attacher:
             committed = self._questions.committed([place for task in tasks for place in task.places])
             ends = self._settled_ends(tasks, until)
             tasks = [self._usable(task, ends, again) for task in tasks]
-            self._restore([task for task in tasks if task.state is TaskState.RESTORING])
-            offsets = {place: offset for place, (offset, _) in committed.items()}
-            attached = [(task, _agreed(task, offsets)) for task in tasks]
-            different = [task for task, positions in attached if positions is None]
-            if not different:
-                return [(task, positions) for task, positions in attached if positions is not None]
-            if time.monotonic() > until:
-                raise ConfigurationError(self._explain(different[0], offsets))
+            if self._restore([task for task in tasks if task.state is TaskState.RESTORING]):
+                offsets = {place: offset for place, (offset, _) in committed.items()}
+                attached = [(task, _agreed(task, offsets)) for task in tasks]
+                different = [task for task, positions in attached if positions is None]
+                if not different:
+                    return [(task, positions) for task, positions in attached if positions is not None]
+                if time.monotonic() > until:
+                    raise ConfigurationError(self._explain(different[0], offsets))
             if self._stop.wait(0.2):
                 raise ProducerLost("stopped while attaching tasks")
             tasks = [self._anew(task, again) for task in tasks]
@@ -108,7 +108,8 @@ class Attacher:
         }
         return {(topic, partition): found[topic][partition] for topic, partition in places}
 
-    def _restore(self, tasks: Sequence[Task]) -> None:
+    def _restore(self, tasks: Sequence[Task]) -> bool:
+        """Read the changelogs into the tasks' stores; False when the broker went away on the way."""
         by_number = {task.number: task for task in tasks}
         for store, topic in tasks[0].changelogs().items() if tasks else ():
             began, records = time.monotonic(), 0
@@ -117,8 +118,10 @@ class Attacher:
                     by_number[raw.partition].restore(store, [(raw.key, raw.value)])
                     records += 1
             except KafkaFailure as error:
-                raise ProducerLost(f"restoring from {topic}: {error}") from error
+                log.warning("restoring from %s: %s; again", topic, error)
+                return False
             log.info("restored %s: %d records in %.2f s", topic, records, time.monotonic() - began)
+        return True
 
     def _explain(self, task: Task, committed: dict[Place, int]) -> str:
         saved = task.saved_positions() or {}

@@ -31,7 +31,7 @@ class Questions:
 
     def __init__(self, connection: Connection, consumer: Consumer, group: str, name: str, stop: StopSignal) -> None:
         self._connection = connection
-        self._consumer = consumer
+        self.consumer = consumer
         self._asker = connection.consumer(f"{name}.ask", group)
         self._stop = stop
         self._partitions: dict[Place, TopicPartition] = {}
@@ -61,7 +61,7 @@ class Questions:
         partition = self._partitions.get(place)
         if partition is None:
             partition = self._partitions[place] = TopicPartition(self._connection.topic(place[0]), place[1])
-        marks = self._consumer.get_watermark_offsets(partition, cached=True)
+        marks = self.consumer.get_watermark_offsets(partition, cached=True)
         return max(0, marks[1]) if marks else 0
 
     def committed(self, places: Sequence[Place]) -> dict[Place, tuple[int, Mark | None]]:

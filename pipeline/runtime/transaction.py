@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT_MS = 10_000
 """After so long a broker aborts an open transaction by itself."""
+SLOW_SECONDS = 2.0
+"""A transactional call that took longer is worth a line in the log."""
 CALL_SECONDS = 10.0
 """Time that one transactional call may take before it is repeated."""
 
@@ -71,7 +73,7 @@ _MEMBERSHIP = frozenset(
 
 
 def face_of(error: KafkaError) -> Face:
-    """Sort an error of a transactional call (protocol 7, spec/runtime.md 6.4)."""
+    """Sort an error of a transactional call (protocol 7)."""
     if error.fatal() or error.code() in _LOST:
         return Face.LOST
     if error.txn_requires_abort():
@@ -82,9 +84,14 @@ def face_of(error: KafkaError) -> Face:
 
 
 class Watchdog:
-    """Ends the process when one call of any worker lasts longer than the limit; one thread for all workers."""
+    """Ends the process when one call of any worker lasts longer than the limit although the broker answers.
 
-    def __init__(self, limit_seconds: float = 3 * TRANSACTION_TIMEOUT_MS / 1000) -> None:
+    One thread for all workers. While ``reachable`` says that there is no broker, the time of a call starts anew: an
+    outage ends nobody.
+    """
+
+    def __init__(self, reachable: Callable[[], bool], limit_seconds: float = 3 * TRANSACTION_TIMEOUT_MS / 1000) -> None:
+        self._reachable = reachable
         self._limit = limit_seconds
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[float, str]] = {}
@@ -93,9 +100,9 @@ class Watchdog:
     @contextmanager
     def watch(self, what: str) -> Iterator[None]:
         """Time the calls inside the block."""
-        me = threading.get_ident()
+        me, began = threading.get_ident(), time.monotonic()
         with self._lock:
-            self._calls[me] = (time.monotonic(), what)
+            self._calls[me] = (began, what)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
                 self._thread.start()
@@ -104,14 +111,22 @@ class Watchdog:
         finally:
             with self._lock:
                 self._calls.pop(me, None)
+            if time.monotonic() - began > SLOW_SECONDS:
+                log.warning("%s took %.1f s", what, time.monotonic() - began)
 
     def overdue(self) -> str | None:
-        """A call that has hung for longer than the limit, in words."""
+        """A call that has hung for longer than the limit, in words; asks for the broker when one is slow."""
+        now = time.monotonic()
         with self._lock:
-            for since, what in self._calls.values():
-                if time.monotonic() - since > self._limit:
-                    return f"{what} has hung for {time.monotonic() - since:.0f} s"
-        return None
+            slow = [(since, what) for since, what in self._calls.values() if now - since > self._limit / 3]
+        if not slow:
+            return None
+        if not self._reachable():
+            with self._lock:
+                self._calls = {thread: (time.monotonic(), what) for thread, (_, what) in self._calls.items()}
+            return None
+        since, what = min(slow)
+        return f"{what} has hung for {now - since:.0f} s" if now - since > self._limit else None
 
     def _look(self) -> None:
         while True:
@@ -183,13 +198,7 @@ class Transaction:
         start = time.monotonic()
         self.begin()
         if offsets:
-            self._repeat(
-                "send_offsets_to_transaction",
-                self._producer.send_offsets_to_transaction,
-                list(offsets),
-                group,
-                CALL_SECONDS,
-            )
+            self._send_offsets(offsets, group)
         self._repeat("commit_transaction", self._producer.commit_transaction, CALL_SECONDS)
         self.open = False
         self.last_commit_seconds = time.monotonic() - start
@@ -212,23 +221,20 @@ class Transaction:
     def sweep(self, places: Sequence[tuple[str, int]], offset: TopicPartition, group: Any) -> None:
         """One record to each output partition and one offset, then abort.
 
-        Ends what a broker killed with -9 forgot to abort for this id. Raises ProducerLost.
+        Ends what a broker killed with -9 forgot to abort for this id. Raises TransactionAborted when the sweep has to
+        be made again, ProducerLost.
         """
-        try:
-            for topic, partition in places:
-                self.produce(topic, b"", partition, SWEEP_KEY, [("hr-record", SWEEP_RECORD)])
-            self._repeat(
-                "send_offsets_to_transaction",
-                self._producer.send_offsets_to_transaction,
-                [offset],
-                group,
-                CALL_SECONDS,
-            )
-            self._producer.flush(CALL_SECONDS)
-        except TransactionAborted:
-            log.info("the sweep was aborted by the cluster, which ends it as well")
-            return
+        for topic, partition in places:
+            self.produce(topic, b"", partition, SWEEP_KEY, [("hr-record", SWEEP_RECORD)])
+        self._send_offsets([offset], group)
+        if self._producer.flush(CALL_SECONDS):
+            self.abort()
+            raise TransactionAborted("the sweep's records are not acknowledged")
         self.abort()
+
+    def _send_offsets(self, offsets: Sequence[TopicPartition], group: Any) -> None:
+        send = self._producer.send_offsets_to_transaction
+        self._repeat("send_offsets_to_transaction", send, list(offsets), group, CALL_SECONDS)
 
     def _once(self, what: str, call: Callable[..., Any], *arguments: Any) -> None:
         try:

@@ -7,6 +7,7 @@ aborted, the producer is lost, or the group moves partitions.
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,9 +27,9 @@ from headrace.pipeline.runtime.stage import StageFactory
 from headrace.pipeline.runtime.task import Task, TaskState
 from headrace.pipeline.runtime.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
 from headrace.schemas.config import RunConfig
-from headrace.schemas.errors import ConfigurationError, HeadraceError, Superseded
-from headrace.schemas.ids import consumer_group, transactional_id
-from headrace.schemas.topics import SUB_TOPOLOGIES
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.ids import changelog_topic, consumer_group, transactional_id
+from headrace.schemas.topics import STORES, SUB_TOPOLOGIES
 
 __all__ = ("Worker", "wall_ms")
 
@@ -47,6 +48,10 @@ BACK_OFF_SECONDS = 1.0
 """A successor gets this time to leave its mark before a lost producer is replaced."""
 FETCH_WAIT_MS = 200
 """Long poll of the inputs: how late the end of a quiet partition is noticed."""
+
+
+class ConsumerLost(Exception):
+    """The consumer is of no use; only a new one can join the group."""
 
 
 def wall_ms() -> int:
@@ -77,7 +82,7 @@ class Worker:
         self._factory = factory
         self._stop = stop
         self._metrics = metrics or Registry()
-        self._watchdog = watchdog or Watchdog()
+        self._watchdog = watchdog or Watchdog(connection.answers)
         self._clock = clock
         self._tasks: dict[int, Task] = {}
         self._suspended: dict[int, Task] = {}
@@ -91,12 +96,12 @@ class Worker:
     def run(self) -> None:
         """Work until every task is finished or the process must stop.
 
-        Raises HeadraceError: Superseded, a missing topic, positions that do not fit. Whatever a stage raises outside
-        ``process`` ends the worker too.
+        Raises Superseded, MissingTopic, and ConfigurationError for positions that do not fit. Whatever a stage raises
+        outside ``process`` ends the worker too.
         """
         self._prepare()
         try:
-            self._replace_producer(BACK_OFF_SECONDS if self._mark else 0.0)
+            self._replace_producer(0.0)
             self._members.join(SUB_TOPOLOGIES[self._sub_topology])
             while not self._stop.is_set() and not self._finished():
                 self._guarded(self._turn)
@@ -120,18 +125,22 @@ class Worker:
             )
         self._inputs = input_places(sub, self._counts)
         self._name = f"{sub}.{self._instance}"
-        group = consumer_group(connection.run, sub)
-        self._consumer = connection.consumer(
+        self._make_consumer()
+        self._questions = Questions(
+            connection, self._consumer, consumer_group(connection.run, sub), self._name, self._stop
+        )
+        self._frontier = Frontier(self._questions.ends, self._questions.newest, self._on_outage, self._clock)
+        self._attacher = Attacher(connection, self._questions, self._stop)
+
+    def _make_consumer(self) -> None:
+        self._consumer = self._connection.consumer(
             self._instance,
-            group,
+            consumer_group(self._connection.run, self._sub_topology),
             group_instance_id=self._instance,
             enable_partition_eof=True,
             fetch_wait_max_ms=FETCH_WAIT_MS,
         )
-        self._members = Membership(connection, self._consumer, self._on_revoke, self._on_lost)
-        self._questions = Questions(connection, self._consumer, group, self._name, self._stop)
-        self._frontier = Frontier(self._questions.ends, self._questions.newest, self._on_outage, self._clock)
-        self._attacher = Attacher(connection, self._questions, self._stop)
+        self._members = Membership(self._connection, self._consumer, self._on_revoke, self._on_lost)
 
     def _new_task(self, number: int, places: tuple[Place, ...]) -> Task:
         return Task(
@@ -165,8 +174,7 @@ class Worker:
         while True:
             if back_off:
                 self._stop.wait(back_off)
-                if self._mark is not None:
-                    self._mark.refuse_successor(self._questions.marks(self._inputs))
+                self._refuse_successor()
             try:
                 producer = self._connection.producer(
                     self._name, transactional_id(self._connection.run, self._sub_topology, self._instance)
@@ -174,17 +182,34 @@ class Worker:
                 self._transaction = Transaction(producer, self._watchdog, self._stop.is_set)
                 self._transaction.initialise()
                 self._sweep()
-                marks = self._questions.marks(self._inputs)
-            except ProducerLost as error:
+                marks = self._questions.marks([*self._inputs, self._own_place])
+                if self._mark is None:
+                    self._mark = Mark.next(self._instance, marks, self._clock())
+                self._mark.refuse_successor(marks)
+                self._leave_mark()
+            except (ProducerLost, TransactionAborted) as error:
                 if self._stop.is_set():
                     raise
                 log.warning("%s: no producer yet: %s", self._name, error)
                 back_off = BACK_OFF_SECONDS
-                continue
-            if self._mark is None:
-                self._mark = Mark.next(self._instance, marks, self._clock())
-            self._mark.refuse_successor(marks)
-            return
+            else:
+                return
+
+    @property
+    def _own_place(self) -> Place:
+        """Where this instance leaves its mark before it has any task: a place that no group reads."""
+        topic = changelog_topic(self._sub_topology, STORES[self._sub_topology][0])
+        return topic, zlib.crc32(self._instance.encode()) % self._counts[topic]
+
+    def _leave_mark(self) -> None:
+        topic, partition = self._own_place
+        place = TopicPartition(self._connection.topic(topic), partition, 0, str(self._mark))
+        self._transaction.commit([place], self._questions.outsider())
+
+    def _refuse_successor(self) -> None:
+        """Raise Superseded when a later process of this instance has left its mark."""
+        if self._mark is not None:
+            self._mark.refuse_successor(self._questions.marks([*self._inputs, self._own_place]))
 
     def _sweep(self) -> None:
         places = [(self._connection.topic(t), p) for t, p in output_places(self._sub_topology, self._counts)]
@@ -203,10 +228,12 @@ class Worker:
                 raise trouble
         except TransactionAborted as aborted:
             self._guarded(partial(self._start_over, aborted))
-        except ProducerLost as error:
+        except ProducerLost as lost:
             if self._stop.is_set():
                 raise
-            self._recover(error)
+            self._guarded(partial(self._recover, lost))
+        except ConsumerLost as gone:
+            self._guarded(partial(self._rejoin, gone))
 
     def _turn(self) -> None:
         if self._members.given is not None:
@@ -274,12 +301,7 @@ class Worker:
             self._frontier.read_to_end(self._place(message), message.offset() or 0)
             return
         if error.code() == KafkaError._FATAL or error.fatal():
-            if "instance" in error.str():
-                raise Superseded(
-                    f"another process joined group {consumer_group(self._connection.run, self._sub_topology)} as "
-                    f"instance {self._instance}: {error.str()}"
-                )
-            raise HeadraceError(f"{self._name}: the consumer failed for good: {error.str()}")
+            raise ConsumerLost(error.str())
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._out_of_range(self._place(message), error.str())
             return
@@ -340,14 +362,14 @@ class Worker:
 
     def _attach(self) -> None:
         """Take over the partitions that the group gave: restore, position, open, leave the mark."""
-        given, self._members.given = self._members.given or [], None
-        plan = tasks_of(self._sub_topology, given, self._counts)
+        plan = tasks_of(self._sub_topology, self._members.given or [], self._counts)
         for number in set(self._suspended) - set(plan):
             self._suspended.pop(number).move_to(TaskState.CLOSED)
         tasks = [
             self._suspended.pop(n) if n in self._suspended else self._new_task(n, places) for n, places in plan.items()
         ]
         attached = self._attacher.attach(tasks, self._new_task)
+        self._members.given = None
         positions: dict[Place, int] = {}
         for task, at in attached:
             self._tasks[task.number] = task
@@ -432,6 +454,18 @@ class Worker:
         self._replace_producer(BACK_OFF_SECONDS)
         log.info("%s: a new producer after %.1f s", self._name, time.monotonic() - start)
 
+    def _rejoin(self, error: ConsumerLost) -> None:
+        """The consumer failed for good: a successor joined, or the cluster forgot this member over a restart."""
+        log.warning("%s: consumer lost: %s", self._name, error)
+        self._close_tasks()
+        self._transaction.abort()
+        self._consumer.close()
+        self._stop.wait(BACK_OFF_SECONDS)
+        self._refuse_successor()
+        self._make_consumer()
+        self._questions.consumer = self._consumer
+        self._members.join(SUB_TOPOLOGIES[self._sub_topology])
+
     def _on_outage(self, start_ms: int, end_ms: int) -> None:
         log.warning("%s: no broker for %.1f s; timers are moved", self._name, (end_ms - start_ms) / 1000)
         for task in self._tasks.values():
@@ -462,6 +496,7 @@ class Worker:
     def _close(self) -> None:
         self._tasks = {}
         self._index()
+        self._transaction.discard()
         try:
             self._consumer.close()
         except KafkaException as error:

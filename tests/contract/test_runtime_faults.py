@@ -1,4 +1,4 @@
-"""Exactly once under faults, on the local broker and on Apache Kafka: processes and brokers killed, frozen, succeeded."""
+"""Exactly once under faults, on the local broker and on Apache Kafka: what is killed, frozen or succeeded."""
 
 from __future__ import annotations
 

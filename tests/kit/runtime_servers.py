@@ -33,6 +33,8 @@ transaction.state.log.num.partitions=3
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 """
 
@@ -54,7 +56,7 @@ class Server:
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = open(data.parent / f"{data.name}.log", "ab")
+        self._log = os.open(data.parent / f"{data.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -107,8 +109,7 @@ class ApacheKafka(Server):
         self._file.write_text(PROPERTIES.format(port=self.port, controller=free_port(), data=data))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "x")
         subprocess.run(
-            self._java("kafka.tools.StorageTool")
-            + ["format", "-t", cluster, "-c", str(self._file)],
+            [*self._java("kafka.tools.StorageTool"), "format", "-t", cluster, "-c", str(self._file)],
             check=True,
             stdout=self._log,
             stderr=self._log,
