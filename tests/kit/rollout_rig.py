@@ -105,7 +105,8 @@ class Rig:
                 env={**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
 
-    def publish(self, version: int, nan: bool = False) -> None:
+    def publish(self, version: int, *, nan: bool = False, whole: bool = False) -> None:
+        """Publish weights that differ with the version; ``whole``: as by a publisher that knows no version before."""
         import torch
         from safetensors.torch import load_file
 
@@ -115,6 +116,8 @@ class Rig:
             if nan and "norm" in name:
                 scaled[:] = float("nan")
             bits[name] = scaled.view(torch.int16).numpy().view(np.uint16)
+        if whole:
+            self.publisher = self.head = None
         if self.publisher is None:
             layout = Layout.of(bits, dict.fromkeys(bits, "bfloat16"))
             self.publisher = DeltaPublisher(self.store, self.config.run.id, "main", layout)
