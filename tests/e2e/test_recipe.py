@@ -261,3 +261,18 @@ def test_an_unknown_plug_in_ends_the_run_with_the_reason(runner: Runner) -> None
     process = runner.recipe("wrong", "streams.main.reward=exact_mach")
     text = ended(process, 78)
     assert "exact_mach" in text and "exact_match" in text
+
+
+def test_a_run_without_workers_says_what_it_waits_for_and_gives_up(runner: Runner) -> None:
+    text = ended(runner.recipe("alone", "rollout.workers=0", "run.patience_seconds=33"), 1)
+    assert "nothing has moved for 30 s: no Demand yet: no rollout worker is alive" in text
+    assert "nothing has moved for 33 s (run.patience_seconds)" in text
+    assert runner.left_over("alone") == []
+
+
+def test_a_worker_that_is_told_to_stop_by_hand_is_started_again(runner: Runner) -> None:
+    process = runner.recipe("stopped")
+    until(lambda: len(runner.steps("stopped")) >= 2, process)
+    os.kill(runner.pid_of("stopped", "headrace.pipeline.task_to_trajectory"), signal.SIGTERM)
+    assert "rollout-0 ended although the run has not; starting it again" in ended(process)
+    verified(runner.run("stopped"))
