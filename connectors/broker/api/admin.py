@@ -57,9 +57,7 @@ def _create(call: Call, name: str, count: int, replication: int, given: dict[str
 def delete_topics(call: Call) -> Body:
     """Versions 0 to 3; committed offsets of the topic go with it."""
     names = call.reader.array(call.reader.string)
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     out.length(len(names))
     for name in names:
         code = Code.NONE

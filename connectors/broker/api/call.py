@@ -40,5 +40,12 @@ class Call:
         """A writer in the encoding of this call's version."""
         return Writer(self.reader.flexible)
 
+    def throttled_writer(self, since: int) -> Writer:
+        """A writer that begins with the throttle time (none), a field of the response since version `since`."""
+        out = self.writer()
+        if self.version >= since:
+            out.int32(0)
+        return out
+
 
 Handler = Callable[[Call], Body | Later]

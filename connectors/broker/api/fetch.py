@@ -61,7 +61,8 @@ def fetch(call: Call) -> Body | Later:
 
     waiting = WaitingFetch(positions, request.committed_only, lambda: _is_ready(request), answer)
     call.cancel = waiting.unpark
-    call.hurry = lambda: waiting.finish(force=True)
+    if request.min_bytes <= 1:
+        call.hurry = lambda: waiting.finish(force=True)
     call.broker.waiting.park(waiting, call.broker.times.now + request.wait_ms / 1000)
     return Later.PARKED
 

@@ -38,9 +38,7 @@ def join_group(call: Call) -> Later:
 
 
 def _joined(call: Call, result: JoinResult) -> Body:
-    out = call.writer()
-    if call.version >= 2:
-        out.int32(0)
+    out = call.throttled_writer(2)
     out.int16(result.code)
     out.int32(result.generation)
     out.string(result.protocol)
@@ -65,9 +63,7 @@ def sync_group(call: Call) -> Later:
     given = dict(reader.array(lambda: (reader.string(), bytes(reader.nullable_bytes() or b""))))
 
     def reply(result: SyncResult) -> None:
-        out = call.writer()
-        if call.version >= 1:
-            out.int32(0)
+        out = call.throttled_writer(1)
         out.int16(result.code)
         out.blob(result.assignment)
         call.reply(out.body())
@@ -82,9 +78,7 @@ def heartbeat(call: Call) -> Body:
     group, generation, member_id = reader.string(), reader.int32(), reader.string()
     instance_id = reader.nullable_string() if call.version >= 3 else None
     code = call.broker.groups.heartbeat(group, generation, member_id, instance_id, call.broker.times.now)
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     out.int16(code)
     return out.body()
 
@@ -93,9 +87,7 @@ def leave_group(call: Call) -> Body:
     """Versions 0 to 3; version 3 lets several members go, also by instance id."""
     reader, groups, now = call.reader, call.broker.groups, call.broker.times.now
     group = reader.string()
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     if call.version < 3:
         out.int16(groups.leave(group, reader.string(), None, now))
         return out.body()
@@ -112,9 +104,7 @@ def leave_group(call: Call) -> Body:
 
 def list_groups(call: Call) -> Body:
     """Versions 0 to 2: groups with members, or with offsets only."""
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     out.int16(Code.NONE)
     types = dict.fromkeys(call.broker.offsets.groups(), "")
     types |= {group.name: group.protocol_type for group in call.broker.groups.all()}
@@ -128,9 +118,7 @@ def list_groups(call: Call) -> Body:
 def describe_groups(call: Call) -> Body:
     """Versions 0 to 4."""
     names = call.reader.array(call.reader.string)
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     out.length(len(names))
     for name in names:
         group = call.broker.groups.get(name)

@@ -83,9 +83,7 @@ def _topic(call: Call, out: Writer, name: str, code: Code) -> None:
 
 def find_coordinator(call: Call) -> Body:
     """Versions 0 to 2: this node, for groups and transactional ids alike."""
-    out = call.writer()
-    if call.version >= 1:
-        out.int32(0)
+    out = call.throttled_writer(1)
     out.int16(Code.NONE)
     if call.version >= 1:
         out.string(None)

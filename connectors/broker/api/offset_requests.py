@@ -6,7 +6,7 @@ from headrace.connectors.broker.api.call import Call
 from headrace.connectors.broker.codes import BrokerError, Code
 from headrace.connectors.broker.offsets import Committed, Position
 from headrace.connectors.broker.storage import StorageError
-from headrace.connectors.broker.wire import Body
+from headrace.connectors.broker.wire import Body, Writer
 
 Committing = list[tuple[str, list[tuple[int, Committed]]]]
 
@@ -35,11 +35,16 @@ def write_committed(call: Call, topics: Committing, codes: dict[Position, Code],
     out = call.writer()
     if throttle:
         out.int32(0)
+    return write_codes(out, [(topic, [number for number, _ in partitions]) for topic, partitions in topics], codes)
+
+
+def write_codes(out: Writer, topics: list[tuple[str, list[int]]], codes: dict[Position, Code]) -> Body:
+    """The rest of a response that says a code for every partition."""
     out.length(len(topics))
     for topic, partitions in topics:
         out.string(topic)
         out.length(len(partitions))
-        for partition, _ in partitions:
+        for partition in partitions:
             out.int32(partition)
             out.int16(codes.get((topic, partition), Code.NONE))
             out.tags()
@@ -145,11 +150,4 @@ def offset_delete(call: Call) -> Body:
     out = call.writer()
     out.int16(code)
     out.int32(0)
-    out.length(len(asked))
-    for topic, partitions in asked:
-        out.string(topic)
-        out.length(len(partitions))
-        for partition in partitions:
-            out.int32(partition)
-            out.int16(Code.NONE)
-    return out.body()
+    return write_codes(out, asked, {})

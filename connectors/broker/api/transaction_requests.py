@@ -9,6 +9,7 @@ from headrace.connectors.broker.api.offset_requests import (
     all_failed,
     known_positions,
     read_committing,
+    write_codes,
     write_committed,
 )
 from headrace.connectors.broker.codes import BrokerError, Code
@@ -69,14 +70,8 @@ def add_partitions_to_txn(call: Call) -> Body:
         )
     out = call.writer()
     out.int32(0)
-    out.length(len(topics))
-    for topic, partitions in topics:
-        out.string(topic)
-        out.length(len(partitions))
-        for partition in partitions:
-            out.int32(partition)
-            out.int16(Code.UNKNOWN_TOPIC_OR_PARTITION if (topic, partition) in unknown else code)
-    return out.body()
+    codes = {p: Code.UNKNOWN_TOPIC_OR_PARTITION if p in unknown else code for p in positions}
+    return write_codes(out, topics, codes)
 
 
 def _only_code(call: Call, code: Code) -> Body:

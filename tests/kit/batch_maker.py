@@ -1,0 +1,43 @@
+"""Record batches as a client builds them, for tests that speak the protocol themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.connectors.broker import batches
+from headrace.connectors.broker.batches import Header, Record
+
+Pair = tuple[bytes | None, bytes | None]
+
+
+def _varint(value: int) -> bytes:
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(value: bytes | None) -> bytes:
+    return _varint(-1) if value is None else _varint(len(value)) + value
+
+
+def build_batch(
+    pairs: Sequence[Pair],
+    producer: int = -1,
+    epoch: int = -1,
+    sequence: int = -1,
+    transactional: bool = False,
+    timestamps: Sequence[int] | None = None,
+    codec: int = 0,
+) -> bytearray:
+    """A batch of (key, value) records; times default to 1000, 1001, ..."""
+    times = list(timestamps) if timestamps is not None else [1000 + i for i in range(len(pairs))]
+    attributes = codec | (16 if transactional else 0)
+    header = Header(0, 0, -1, 2, 0, attributes, len(pairs) - 1, times[0], 0, producer, epoch, sequence, len(pairs))
+    rows = [
+        Record(i, times[i], key, value is not None, _field(key) + _field(value) + b"\0")
+        for i, (key, value) in enumerate(pairs)
+    ]
+    return batches.rebuilt(header, rows)
