@@ -44,7 +44,9 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
     connection.wait_for_broker()
     _check_run(connection, config, given.policy)
     _check_ranks(trainer, connection.partition_count(f"batches.{given.policy}"))
-    if given.resume_from is None and _has_stopped(connection, config.policy_names().index(given.policy)):
+    if _has_stopped(connection, config.policy_names().index(given.policy)):
+        if given.resume_from is not None:
+            raise ConfigurationError("--resume-from is refused: this policy has stopped (its Stop stands in steps)")
         sys.stderr.write(f"policy {given.policy} has stopped; nothing to do\n")
         return None
 

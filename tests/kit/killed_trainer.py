@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headrace.schemas.records import Rollback, Step
+from headrace.schemas.records import Rollback
 from headrace.trainers import checkpoint, step_log, step_to_delta
 from headrace.trainers.__main__ import main
 
@@ -49,8 +49,7 @@ def arm(point: str, batch: int) -> None:
     elif point == "after-rollback":
         wrap(log, "commit", lambda _s, records, _o: any(isinstance(r, Rollback) for r in records), after=True)
     else:
-        steps = lambda _s, records, _o: any(isinstance(r, Step) and r.batch == batch for r in records)
-        wrap(log, "commit", steps, after=True)
+        wrap(log, "commit", lambda _s, records, _o: batch in [getattr(r, "batch", -1) for r in records], after=True)
 
 
 if __name__ == "__main__":
