@@ -192,10 +192,9 @@ class Batch:
             self._close(take, "end", context)
             return True
         again = self._replayable(batch, start)
-        pool_order = batch if self.settings.replay else None
         store = context.store()
-        groups = held.take(take, store, pool_order=pool_order)
-        groups += held.replay(again, batch, store)
+        groups = held.take(take, store, pooled=self.settings.replay > 0)
+        groups += held.replay(again, store)
         held.trim_pool(4 * self.size, store)
         at.composed, at.replayed = batch, at.replayed + len(again)
         self.untrained[batch] = take

@@ -29,6 +29,7 @@ class KeptGroups:
         """Uses so far of batched groups that may be replayed, oldest first."""
         self.highest = -1
         """The highest group id whose Opened has been read."""
+        self._pooled = 0
         self._groups: dict[int, Group] = {}
         self._members: dict[int, dict[int, Member]] = {}
 
@@ -48,6 +49,7 @@ class KeptGroups:
             self._groups[number] = group
         used = [(order, numbers_of(key)[0], use) for key, (order, use) in scan_json(store, "pool")]
         self.pool = {group: use for _, group, use in sorted(used)}
+        self._pooled = max((order for order, _, _ in used), default=0)
         for number, group in self._groups.items():
             if number not in self.pool:
                 (self.kept if number <= self.highest else self.early)[number] = group.oldest_version
@@ -85,25 +87,25 @@ class KeptGroups:
         else:
             self.early[number] = group.oldest_version
 
-    def take(self, numbers: Iterable[int], store: Store, *, pool_order: int | None) -> list[BatchGroup]:
-        """Remove kept groups for a batch; with ``pool_order`` they stay in the pool, used once."""
+    def take(self, numbers: Iterable[int], store: Store, *, pooled: bool) -> list[BatchGroup]:
+        """Remove kept groups for a batch; ``pooled`` ones stay in the pool, used once."""
         taken = []
         for number in numbers:
             del self.kept[number]
             taken.append(self._batch_group(number, 0))
-            if pool_order is None:
-                self._delete(number, store)
+            if pooled:
+                self._pool(number, 1, store)
             else:
-                self._pool(number, 1, pool_order, store)
+                self._delete(number, store)
         return taken
 
-    def replay(self, numbers: Iterable[int], pool_order: int, store: Store) -> list[BatchGroup]:
+    def replay(self, numbers: Iterable[int], store: Store) -> list[BatchGroup]:
         """Groups of the pool with their uses so far; counts one use more."""
         taken = []
         for number in numbers:
             use = self.pool.pop(number)
             taken.append(self._batch_group(number, use))
-            self._pool(number, use + 1, pool_order, store)
+            self._pool(number, use + 1, store)
         return taken
 
     def oldest_of(self, number: int) -> int:
@@ -133,9 +135,10 @@ class KeptGroups:
         members = self._members.get(number, {})
         return BatchGroup(group=self._groups[number], members=tuple(members[r] for r in sorted(members)), use=use)
 
-    def _pool(self, number: int, use: int, order: int, store: Store) -> None:
+    def _pool(self, number: int, use: int, store: Store) -> None:
         self.pool[number] = use
-        write_json(store, key_of("pool", number), (order, use))
+        self._pooled += 1
+        write_json(store, key_of("pool", number), (self._pooled, use))
 
     def _unpool(self, number: int, store: Store) -> None:
         del self.pool[number]
