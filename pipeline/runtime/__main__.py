@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
+from headrace.connectors.transaction import Watchdog
 from headrace.pipeline.flow import STAGES
 from headrace.pipeline.runtime.metrics import Registry, serve_if_asked
-from headrace.pipeline.runtime.transaction import Watchdog
 from headrace.pipeline.runtime.worker import Worker
 from headrace.schemas.config import RunConfig, read_config
 from headrace.schemas.errors import ConfigurationError

@@ -13,10 +13,10 @@ from functools import partial
 from headrace.connectors.kafka import Connection
 from headrace.connectors.kafka_errors import KafkaFailure
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.transaction import TRANSACTION_TIMEOUT_MS, ProducerLost
 from headrace.pipeline.runtime.frontier import Place
 from headrace.pipeline.runtime.questions import Questions
 from headrace.pipeline.runtime.task import Task, TaskState
-from headrace.pipeline.runtime.transaction import TRANSACTION_TIMEOUT_MS, ProducerLost
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("Attacher",)

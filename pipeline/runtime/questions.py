@@ -13,9 +13,9 @@ from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 from headrace.connectors.kafka import Connection, Consumer
 from headrace.connectors.kafka_errors import BrokerUnreachable, KafkaFailure
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.marks import Mark
+from headrace.connectors.transaction import CALL_SECONDS, ProducerLost
 from headrace.pipeline.runtime.frontier import Place
-from headrace.pipeline.runtime.marks import Mark
-from headrace.pipeline.runtime.transaction import CALL_SECONDS, ProducerLost
 from headrace.schemas.ids import unprefixed
 
 __all__ = ("Questions",)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Protocol
 
+from headrace.connectors.transaction import SWEEP_RECORD, ProducerLost, TransactionAborted
 from headrace.pipeline.runtime.context import Output, TaskContext
 from headrace.pipeline.runtime.dead_letters import TOPIC as DEAD_LETTERS
 from headrace.pipeline.runtime.dead_letters import letter_headers, letter_value
@@ -20,7 +21,6 @@ from headrace.pipeline.runtime.metrics import StageMetrics
 from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
 from headrace.pipeline.runtime.store import MemoryStore
 from headrace.pipeline.runtime.timers import Timers
-from headrace.pipeline.runtime.transaction import SWEEP_RECORD, ProducerLost, TransactionAborted
 from headrace.schemas.codec import decode
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError, UndecodableRecord

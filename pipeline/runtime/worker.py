@@ -16,16 +16,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.connectors.kafka_errors import MissingTopic
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.marks import Mark
+from headrace.connectors.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
 from headrace.pipeline.runtime.assignment import input_places, output_places, tasks_of
 from headrace.pipeline.runtime.attach import Attacher
 from headrace.pipeline.runtime.frontier import Frontier, Place
-from headrace.pipeline.runtime.marks import Mark
 from headrace.pipeline.runtime.members import Membership
 from headrace.pipeline.runtime.metrics import Registry
 from headrace.pipeline.runtime.questions import Questions
 from headrace.pipeline.runtime.stage import StageFactory
 from headrace.pipeline.runtime.task import Task, TaskState
-from headrace.pipeline.runtime.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.ids import changelog_topic, consumer_group, transactional_id
