@@ -90,7 +90,7 @@ class Frontier:
         if place not in self._unproven:
             return True
         if self._unproven[place] is None and time.monotonic() - self._asked >= ASK_EVERY_SECONDS:
-            self._unproven.update(self.ends(list(self._unproven)) or {})
+            self.ends(list(self._unproven))
         end = self._unproven[place]
         if end is None or self.positions[place] < end:
             return False
@@ -103,6 +103,7 @@ class Frontier:
         ends = self._ask(places)
         if ends is not None:
             self.heard()
+            self._unproven |= {p: end for p, end in ends.items() if self._unproven.get(p, end) is None}
         return ends
 
     def end_now(self, place: Place) -> int:
