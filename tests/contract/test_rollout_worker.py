@@ -163,41 +163,37 @@ def test_version_0_is_waited_for_and_another_tokenizer_is_refused(make_rig: Make
     assert "tokenises otherwise" in other.log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("reward", "says"),
-    [
-        ("raises", "no judge today"),
-        ("hangs", "did not return within 1 s"),
-        ("nan", "returned nan"),
-        ("surrogate", "bad text"),
-        ("dies", "exit status 3"),
-    ],
-)
-def test_a_reward_that_fails_excludes_its_trajectory_and_the_worker_goes_on(
-    make_rig: Make, reward: str, says: str
-) -> None:
-    rig = make_rig(reward=f"test_rewards:{reward}")
-    rig.begin()
-    demand = rig.demand()
-    for group in (1, 2, 3):
-        rig.to_worker(rig.task(demand, group))
-    for group in (1, 2, 3):
-        one = rig.trajectory(group)
-        assert one.status == "excluded"
-        assert says in one.error
-        assert f"reward test_rewards:{reward}" in one.error
-    rig.demand(lambda d: not d.held and d.next_sequence == 3)
-    assert rig.end() == 0
+FAILING = {
+    "raises": "no judge today",
+    "hangs": "did not return within 1 s",
+    "nan": "returned nan",
+    "surrogate": "bad text",
+    "dies": "exit status 3",
+}
 
 
-def test_a_reward_in_its_own_process_gives_named_parts(make_rig: Make) -> None:
+def test_rewards_that_fail_exclude_their_trajectories_and_the_worker_goes_on(make_rig: Make) -> None:
     rig = make_rig(reward="test_rewards:fine")
     rig.begin()
-    rig.to_worker(rig.task(rig.demand(), 1))
-    one = rig.trajectory(1)
-    parts = {part.name: part.value for part in one.rewards}
-    assert parts == {"length": float(one.tokens), "bonus": 0.5}
-    assert one.reward == one.tokens + 0.5
+    demand = rig.demand()
+    group = 0
+    for _ in range(2):
+        for name in FAILING:
+            rig.to_worker(rig.task(demand, group, reward=f"test_rewards:{name}"))
+            group += 1
+        rig.demand(lambda d: not d.held and d.next_sequence == group)  # noqa: B023
+    for number in range(group):
+        name = list(FAILING)[number % len(FAILING)]
+        one = rig.trajectory(number)
+        assert (one.status, one.reward, one.rewards) == ("excluded", 0.0, [])
+        assert FAILING[name] in one.error
+        assert f"reward test_rewards:{name}" in one.error
+    rig.to_worker(rig.task(demand, group))
+    fine = rig.trajectory(group)
+    assert fine.status == "train"
+    assert {part.name: part.value for part in fine.rewards} == {"length": float(fine.tokens), "bonus": 0.5}
+    assert fine.reward == fine.tokens + 0.5
+    assert rig.end() == 0
 
 
 def test_a_prompt_too_long_and_a_nan_log_prob_are_named(make_rig: Make) -> None:

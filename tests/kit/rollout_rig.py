@@ -135,6 +135,7 @@ class Rig:
         """A task for the incarnation that sent ``demand``."""
         now = int(time.time() * 1000)
         prompt = over.pop("prompt", "52436=")
+        reward = over.pop("reward", self.config.streams["main"].reward)
         fields: dict[str, Any] = {
             "kind": "train", "group": group, "replica": replica, "attempt": 0, "stream": "main",
             "worker": demand.worker, "incarnation": demand.incarnation, "sequence": self.sequence, "issued_ms": now,
@@ -143,7 +144,7 @@ class Rig:
         }  # fmt: skip
         made = Prompt(
             prompt_id=f"{group:016x}", stream="main", dataset="none.jsonl", row=group, epoch=0, position=group,
-            reward=self.config.streams["main"].reward, prompt=prompt, answer="23456",
+            reward=reward, prompt=prompt, answer="23456",
         )  # fmt: skip
         self.sequence = over.get("sequence", self.sequence) + 1
         return Task(**{**fields, "prompt": made, **over})
