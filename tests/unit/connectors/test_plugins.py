@@ -1,0 +1,59 @@
+"""Plug-ins by entry point: found, named in every error, or by module path."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors import plugins
+from headrace.connectors.plugins import GROUPS, installed, load
+from headrace.pipeline.operators.dynamic_sampling import DynamicSampling
+from headrace.schemas.errors import ConfigurationError
+
+
+def test_a_name_gives_the_object_and_every_own_entry_point_loads() -> None:
+    assert load("headrace.operators", "dynamic_sampling") is DynamicSampling
+    assert "dynamic_sampling" in installed("headrace.operators")
+    assert len(GROUPS) == 8
+
+
+def test_module_and_attribute_need_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("class Rewards:\n    length = staticmethod(len)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load("headrace.rewards", "my_rewards:Rewards.length") is len
+    with pytest.raises(ConfigurationError, match=r"headrace.rewards 'my_rewards:Rewards.none' cannot be imported"):
+        load("headrace.rewards", "my_rewards:Rewards.none")
+    with pytest.raises(ConfigurationError, match="No module named 'nothing_there'"):
+        load("headrace.rewards", "nothing_there:x")
+    sys.modules.pop("my_rewards")
+
+
+def test_an_unknown_name_says_the_nearest_and_what_is_installed() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean 'dynamic_sampling'\? Installed: .*dynamic_sampling"):
+        load("headrace.operators", "dynamic-sampling")
+    with pytest.raises(ConfigurationError, match=r"'headrace.operator' is no group of plug-ins"):
+        load("headrace.operator", "x")
+
+
+def test_an_import_that_fails_names_distribution_and_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "broken_pack-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-pack\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[headrace.operators]\nbroken = not_there:Operator\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ConfigurationError, match=r"entry point 'not_there:Operator' of distribution broken-pack\) cannot be imported"
+    ):
+        load("headrace.operators", "broken")
+
+
+def test_two_distributions_that_claim_a_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [EntryPoint("twice", value, "headrace.losses") for value in ("a:x", "b:y")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: both)
+    with pytest.raises(ConfigurationError, match=r"'twice' is declared by unknown \(a:x\) and unknown \(b:y\)"):
+        load("headrace.losses", "twice")

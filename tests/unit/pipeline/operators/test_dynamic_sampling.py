@@ -1,0 +1,69 @@
+"""Zero variance is exact, named, and says its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stage_feed import make_members
+
+from headrace.pipeline.operators.dynamic_sampling import DynamicSampling, DynamicSamplingConfiguration
+from headrace.pipeline.operators.operator import GroupDraft
+
+
+class Ending:
+    """Remembers how a group ended."""
+
+    metrics: Any = None
+    ended: Any = None
+
+    def now(self) -> int:
+        return 0
+
+    def store(self) -> Any:
+        raise AssertionError("there is no state")
+
+    def schedule(self, key: str, at_ms: int) -> None:
+        raise AssertionError("there are no timers")
+
+    def emit(self, draft: GroupDraft) -> None:
+        self.ended = draft
+
+    def drop(self, reason: str, detail: str) -> None:
+        self.ended = (reason, detail)
+
+
+def applied(rewards: list[float], tolerance: float = 0.0, statuses: list[str] | None = None) -> Any:
+    *members, group = make_members(0, tokens=[1] * len(rewards))
+    for number, reward in enumerate(rewards):
+        object.__setattr__(members[number], "shaped_reward", reward)
+        if statuses:
+            object.__setattr__(members[number], "status", statuses[number])
+    draft: Any = GroupDraft(group=group, members=tuple(members), group_size=len(rewards))  # type: ignore[arg-type]
+    ending = Ending()
+    DynamicSampling(DynamicSamplingConfiguration(tolerance=tolerance)).process(draft, ending)
+    return "kept" if ending.ended is draft else ending.ended
+
+
+@pytest.mark.parametrize(
+    ("rewards", "tolerance", "expected"),
+    [
+        ([1.0, 0.0], 0.0, "kept"),
+        ([0.1, 0.1 + 1e-18], 0.0, ("zero_variance", "all 2 rewards are 0.1")),
+        ([0.3, 0.1 + 0.2], 0.0, "kept"),
+        ([0.3, 0.1 + 0.2], 1e-9, ("zero_variance", "2 rewards lie within 0.3 and 0.3")),
+        ([1.0] * 8, 0.0, ("zero_variance", "all 8 rewards are 1")),
+        ([1.0], 0.0, ("zero_variance", "all 1 rewards are 1")),
+        ([0.0, 0.5, 1.0], 1.0, ("zero_variance", "3 rewards lie within 0 and 1")),
+    ],
+)
+def test_zero_variance(rewards: list[float], tolerance: float, expected: Any) -> None:
+    assert applied(rewards, tolerance) == expected
+
+
+def test_excluded_members_do_not_count_and_baselines_do() -> None:
+    assert applied([1.0, 1.0, 0.0], statuses=["train", "train", "excluded"]) == (
+        "zero_variance",
+        "all 2 rewards are 1",
+    )
+    assert applied([1.0, 1.0, 0.0], statuses=["train", "train", "baseline_only"]) == "kept"
