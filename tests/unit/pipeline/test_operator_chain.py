@@ -1,0 +1,139 @@
+"""Operators in order, each with its own state and timers, each ending by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import pytest
+from stage_feed import make_config, make_members
+
+from headrace.pipeline.operator_chain import Dropped, OperatorChain
+from headrace.pipeline.operators.operator import GroupDraft, OperatorConfiguration, OperatorContext
+from headrace.pipeline.runtime.driver import Counts
+from headrace.pipeline.runtime.store import MemoryStore, StoreView
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import Group, Member
+
+
+class AddConfiguration(OperatorConfiguration):
+    amount: float = 1.0
+
+
+class Add:
+    """Adds to every shaped reward and counts the groups it has seen."""
+
+    kind: ClassVar[Any] = "shape"
+    Configuration: ClassVar[type[OperatorConfiguration]] = AddConfiguration
+    timers: ClassVar[list[str]] = []
+
+    def __init__(self, configuration: AddConfiguration) -> None:
+        self.amount = configuration.amount
+        self.seen = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self.seen = int(context.store().get(b"seen") or 0)
+
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        self.seen += 1
+        context.store().put(b"seen", str(self.seen).encode())
+        context.schedule("later", 5)
+        members = [replace(m, shaped_reward=m.shaped_reward + self.amount) for m in record.members]
+        context.emit(record.with_members(members))
+
+    def on_timer(self, timer: str, context: OperatorContext) -> None:
+        self.timers.append(f"{timer} after {context.store().get(b'seen')!r}")
+
+    def close(self) -> None: ...
+
+
+class Twice(Add):
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        context.emit(record)
+        context.drop("again", "twice")
+
+
+class Never(Add):
+    def process(self, record: GroupDraft, context: OperatorContext) -> None: ...
+
+
+class DropAll(Add):
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        context.drop("no", "never wanted")
+
+
+CLASSES = {"add": Add, "twice": Twice, "never": Never, "drop_all": DropAll}
+
+
+class FakeContext:
+    """The part of a stage's Context that the chain uses."""
+
+    def __init__(self) -> None:
+        self.metrics = Counts()
+        self.memory = MemoryStore()
+        self.armed: dict[str, int] = {}
+
+    def now(self) -> int:
+        return 0
+
+    def store(self, name: str = "state") -> StoreView:
+        return StoreView(self.memory, b"s")
+
+    def schedule(self, key: str, at_ms: int) -> None:
+        self.armed[key] = at_ms
+
+
+@pytest.fixture(autouse=True)
+def _classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.pipeline.operator_chain.operator_class", lambda entry: CLASSES[entry.type])
+
+
+def run(*entries: dict[str, Any], context: Any = None) -> Any:
+    chain = OperatorChain(make_config(operators=entries))
+    context = context or FakeContext()
+    chain.open(context)
+    *members, group = make_members(0)
+    draft = GroupDraft(group=cast(Group, group), members=tuple(cast(Member, m) for m in members), group_size=2)
+    return chain.run(draft, context)
+
+
+def test_operators_apply_in_order_and_statistics_follow() -> None:
+    result = run({"type": "add"}, {"type": "add", "amount": 10})
+    assert [m.shaped_reward for m in result.members] == [11.0, 12.0]
+    assert (result.group.reward_mean, result.group.raw_mean) == (11.5, 0.5)
+
+
+def test_operators_of_other_policies_and_streams_are_left_out() -> None:
+    result = run({"type": "add", "policy": "other"}, {"type": "add", "stream": "other"}, {"type": "add"})
+    assert [m.shaped_reward for m in result.members] == [1.0, 2.0]
+
+
+def test_a_drop_ends_the_chain_by_name() -> None:
+    assert run({"type": "drop_all"}, {"type": "twice"}) == Dropped("drop_all", "no: never wanted")
+
+
+def test_an_operator_that_ends_a_group_twice_or_never_is_broken_by_name() -> None:
+    never, twice = run({"type": "never"}), run({"type": "twice"})
+    assert (never.operator, never.broken) == ("never", True)
+    assert "neither emitted nor dropped" in never.detail
+    assert (twice.operator, twice.broken) == ("twice", True)
+    assert "ended one group twice" in twice.detail
+
+
+def test_state_and_timers_are_apart_by_operator_and_come_back() -> None:
+    context = FakeContext()
+    entries = [{"type": "add"}, {"type": "add"}]
+    run(*entries, context=context)
+    run(entries[0], context=context)
+    assert [value for _, value in context.store().scan(b"operator/")] == [b"2", b"1"]
+    assert context.armed == {"operator/0/later": 5, "operator/1/later": 5}
+    chain = OperatorChain(make_config(operators=entries))
+    chain.open(cast(Any, context))
+    Add.timers.clear()
+    chain.on_timer("operator/1/later", cast(Any, context))
+    assert Add.timers == ["later after b'1'"]
+
+
+def test_a_bad_configuration_names_entry_type_and_key() -> None:
+    with pytest.raises(ConfigurationError, match=r"operators\[1\] \(add\): amount: .*number"):
+        run({"type": "add"}, {"type": "add", "amount": "much"})
