@@ -143,7 +143,7 @@ class Connection:
         }
         if transactional_id is not None:
             own |= {"transactional.id": transactional_id, "transaction.timeout.ms": 10_000}
-        return Producer(self._settings(own, settings))
+        return Producer(self.client_settings(own, settings))
 
     def consumer(self, client_id: str, group: str | None = None, **settings: Value) -> Consumer:
         """A consumer that reads committed records and never commits or resets offsets by itself.
@@ -171,15 +171,15 @@ class Connection:
             "receive.message.max.bytes": 8 * MAX_MESSAGE_BYTES,
             "check.crcs": True,
         }
-        return Consumer(self._settings(own, settings))
+        return Consumer(self.client_settings(own, settings))
 
     def admin(self) -> AdminClient:
         """The one admin client of this connection."""
         if self._admin is None:
-            self._admin = AdminClient(self._settings({"error_cb": self._admin_errors}, {}))
+            self._admin = AdminClient(self.client_settings({"error_cb": self._admin_errors}, {}))
         return self._admin
 
-    def _settings(self, own: Mapping[str, Any], over: Mapping[str, Value]) -> dict[str, Any]:
+    def client_settings(self, own: Mapping[str, Any], over: Mapping[str, Value]) -> dict[str, Any]:
         """Settings of one client: connection, defaults, ``[kafka.settings]``, the caller's; the login comes last."""
         config = self.config
         out: dict[str, Any] = {
