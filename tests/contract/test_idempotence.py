@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batch_maker import build_batch
+from batch_maker import batch_of_now
 from kafka_kit import Kit, wait_until
 from raw_kafka import RawClient
 
@@ -15,7 +15,7 @@ def test_repeats_are_stored_once_and_gaps_are_refused(kit: Kit) -> None:
         producer = wait_until(client.init_producer)
 
         def send(sequence: int, count: int = 2) -> tuple[Code, int]:
-            return client.produce(topic, build_batch([(b"k", b"v")] * count, *producer, sequence))
+            return client.produce(topic, batch_of_now(count, producer, sequence))
 
         assert [send(0), send(2), send(4)] == [(Code.NONE, 0), (Code.NONE, 2), (Code.NONE, 4)]
         assert send(2) == (Code.NONE, 2)
@@ -31,7 +31,7 @@ def test_a_newer_epoch_starts_over_and_shuts_the_older_out(kit: Kit) -> None:
         producer, _ = wait_until(client.init_producer)
 
         def send(epoch: int, sequence: int) -> Code:
-            return client.produce(topic, build_batch([(b"k", b"v")], producer, epoch, sequence))[0]
+            return client.produce(topic, batch_of_now(1, (producer, epoch), sequence))[0]
 
         assert send(0, 0) is Code.NONE
         assert send(1, 5) is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -47,14 +47,14 @@ def test_two_producers_do_not_mix(kit: Kit) -> None:
         assert first[0] != second[0]
         for sequence in range(8):
             for producer in (first, second):
-                code, _ = client.produce(topic, build_batch([(b"k", b"v")], *producer, sequence))
+                code, _ = client.produce(topic, batch_of_now(1, producer, sequence))
                 assert code is Code.NONE
     assert kit.watermarks(topic) == (0, 16)
 
 
 def test_batches_that_are_not_sound_are_refused(kit: Kit) -> None:
     topic = kit.topic()
-    batch = build_batch([(b"k", b"v"), (b"k", b"w")])
+    batch = batch_of_now(2, (-1, -1), -1)
     with RawClient(kit.bootstrap) as client:
         assert client.produce(topic, batch + batch)[0] is Code.INVALID_RECORD
         count = bytearray(batch)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from batch_maker import build_batch
+from batch_maker import batch_of_now
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafka_kit import Kit, unique, wait_until
 from raw_kafka import RawClient
@@ -85,16 +85,6 @@ def test_a_zombie_is_fenced_and_its_data_hidden(kit: Kit) -> None:
     kit.send(topic, [b"heir"], producer=heir)
     heir.commit_transaction(15)
     assert kit.values(topic) == [b"heir"]
-
-
-def test_a_zombie_that_writes_is_refused(kit: Kit) -> None:
-    topic, name = kit.topic(), unique("id")
-    zombie = kit.transactional(name)
-    zombie.begin_transaction()
-    kit.send(topic, [b"zombie"], producer=zombie)
-    kit.transactional(name)
-    errors = kit.send(topic, [b"late"], producer=zombie)
-    assert errors and kit.values(topic) == []
 
 
 def test_offsets_commit_with_the_transaction_only(kit: Kit) -> None:
@@ -180,7 +170,7 @@ def test_a_batch_outside_of_a_transaction_is_refused(kit: Kit) -> None:
     topic, name = kit.topic(), unique("id")
     with RawClient(kit.bootstrap) as client:
         producer = client.init_producer(name)
-        batch = build_batch([(b"k", b"v")], *producer, 0, True)
+        batch = batch_of_now(1, producer, 0, True)
         assert client.produce(topic, batch, name)[0] is Code.INVALID_TXN_STATE
         wait_until(lambda: _add_partition(client, name, producer, topic) is Code.NONE)
         assert client.produce(topic, batch, name) == (Code.NONE, 0)
@@ -188,6 +178,19 @@ def test_a_batch_outside_of_a_transaction_is_refused(kit: Kit) -> None:
         wait_until(lambda: kit.values(topic) == [b"v"])
         assert client.end_transaction(name, producer, commit=True) is Code.NONE
         assert client.end_transaction(name, producer, commit=False) is Code.INVALID_TXN_STATE
+
+
+def test_a_zombie_that_writes_is_refused(kit: Kit) -> None:
+    topic, name = kit.topic(), unique("id")
+    with RawClient(kit.bootstrap) as client:
+        zombie = client.init_producer(name)
+        wait_until(lambda: _add_partition(client, name, zombie, topic) is Code.NONE)
+        assert client.produce(topic, batch_of_now(1, zombie, 0, True), name) == (Code.NONE, 0)
+        heir = wait_until(lambda: client.init_producer(name))
+        assert heir[1] > zombie[1]
+        code, _ = client.produce(topic, batch_of_now(1, zombie, 1, True), name)
+        assert code is Code.INVALID_PRODUCER_EPOCH
+    assert kit.values(topic) == []
 
 
 def test_a_long_row_of_short_transactions(kit: Kit) -> None:

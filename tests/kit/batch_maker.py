@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from headrace.connectors.broker import batches
@@ -41,3 +42,9 @@ def build_batch(
         for i, (key, value) in enumerate(pairs)
     ]
     return batches.rebuilt(header, rows)
+
+
+def batch_of_now(count: int, producer: tuple[int, int], sequence: int, transactional: bool = False) -> bytearray:
+    """A batch of `count` equal records with the time of now, so that no retention takes it."""
+    now = [int(time.time() * 1000)] * count
+    return build_batch([(b"k", b"v")] * count, *producer, sequence, transactional, timestamps=now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -82,7 +83,14 @@ class RawClient:
         raise AssertionError(f"no producer id: {code}")
 
     def produce(self, topic: str, batch: bytes | bytearray, name: str | None = None) -> tuple[Code, int]:
-        """(code, base offset) of one batch into partition 0."""
+        """(code, base offset) of one batch into partition 0; repeats while the topic is too new to have a leader."""
+        answer = self._produce(topic, batch, name)
+        while answer[0] in {Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION}:
+            time.sleep(0.05)
+            answer = self._produce(topic, batch, name)
+        return answer
+
+    def _produce(self, topic: str, batch: bytes | bytearray, name: str | None) -> tuple[Code, int]:
 
         def body(out: Writer) -> None:
             out.string(name)
