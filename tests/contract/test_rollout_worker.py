@@ -172,7 +172,7 @@ FAILING = {
 }
 
 
-def test_rewards_that_fail_exclude_their_trajectories_and_the_worker_goes_on(make_rig: Make) -> None:
+def test_a_reward_that_fails_excludes_its_trajectory_and_the_worker_goes_on(make_rig: Make) -> None:
     rig = make_rig(reward="test_rewards:fine")
     rig.begin()
     demand = rig.demand()
