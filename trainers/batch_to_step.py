@@ -17,6 +17,7 @@ from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig
+from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.schemas.ids import consumer_group, transactional_id
 from headrace.schemas.records import End, Item, Manifest, Record, Resumed, Rollback, Step, Stop
 from headrace.trainers.backends.backend import Backend, Weights
@@ -278,13 +279,7 @@ class Trainer:
         offsets = self._offsets()
         if self._ranks.leads:
             began = time.monotonic()
-            committed = self._lead_versions.publish(
-                weights,
-                lineage=self._lineage,
-                batch=self._batch,
-                offsets=offsets,
-            )
-            self._version = committed.version
+            committed = self._commit(weights, offsets)
             record = Step(
                 policy=self._policy,
                 batch=self._batch,
@@ -311,18 +306,17 @@ class Trainer:
             )
         self._version = self._ranks.broadcast(self._version if self._ranks.leads else None)
 
+    def _commit(self, weights: Weights, offsets: dict[int, int]) -> CommittedVersion:
+        committed = self._lead_versions.publish(weights, lineage=self._lineage, batch=self._batch, offsets=offsets)
+        self._version = committed.version
+        return committed
+
     def _publish(
         self, records: list[Record], kind: Announcement | None, weights: Weights, offsets: dict[int, int]
     ) -> None:
         """Publish the loaded weights as they are, with their record if they need one."""
         if self._ranks.leads:
-            committed = self._lead_versions.publish(
-                weights,
-                lineage=self._lineage,
-                batch=self._batch,
-                offsets=offsets,
-            )
-            self._version = committed.version
+            committed = self._commit(weights, offsets)
             more = [self._record(kind, committed.batch, committed.version)] if kind else []
             self._lead_versions.announce([*records, *more], offsets)
             self._say(f"version {committed.version}: the weights of batch {committed.batch} as they are")

@@ -4,12 +4,14 @@ Goes in: requests and, each step, a token and log-prob for every row; comes out:
 so a step costs no Python work for a row that goes on.
 """
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
 from headrace.connectors.engines.engine import Generation, Request
 
-__all__ = ("Rows",)
+__all__ = ("Rows", "drop_waiting")
 
 _STOP, _LENGTH, _CONTEXT = 1, 2, 3
 _REASONS = {_STOP: "stop", _LENGTH: "length", _CONTEXT: "context_full"}
@@ -110,3 +112,12 @@ class Rows:
         for name in ("_tokens", "_logprobs", "_versions"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)], 1))
+
+
+def drop_waiting(waiting: deque[Request], key: int) -> Generation | None:
+    """Take a request that has no row yet out of the queue; an empty Generation, or None when it is not in it."""
+    for request in waiting:
+        if request.key == key:
+            waiting.remove(request)
+            return Generation(key, "abort")
+    return None

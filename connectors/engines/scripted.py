@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused
-from headrace.connectors.engines.rows import Rows
+from headrace.connectors.engines.rows import Rows, drop_waiting
 from headrace.connectors.engines.sampling import uniforms
 
 __all__ = ("ScriptedEngine", "ScriptedOptions")
@@ -120,11 +120,7 @@ class ScriptedEngine:
             partial = self._rows.generation(row, 0)
             self._rows.leave(np.array([row]))
             return partial
-        for request in self._waiting:
-            if request.key == key:
-                self._waiting.remove(request)
-                return Generation(key, "abort")
-        return None
+        return drop_waiting(self._waiting, key)
 
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Label tokens with ``version`` from here on."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused
 from headrace.connectors.engines.kv_cache import KeyValueCache
-from headrace.connectors.engines.rows import Rows
+from headrace.connectors.engines.rows import Rows, drop_waiting
 from headrace.connectors.engines.sampling import choose, uniforms
 from headrace.connectors.model_folder import ModelFolder
 from headrace.schemas.errors import ConfigurationError
@@ -133,11 +133,7 @@ class TransformersEngine:
             with self._torch.inference_mode():
                 self._free(np.array([row]))
             return partial
-        for request in self._waiting:
-            if request.key == key:
-                self._waiting.remove(request)
-                return Generation(key, "abort")
-        return None
+        return drop_waiting(self._waiting, key)
 
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Check every tensor, then copy all of them; tied tensors may be given once."""

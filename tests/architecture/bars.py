@@ -137,18 +137,33 @@ def inspect_module(shape: Shape, path: Path, name: str) -> None:
             shape.notes.append(f"global: {place}")
 
 
-def significant_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(line number, folded text) of the lines that carry logic.
+def is_prose_or_interface(node: ast.stmt) -> bool:
+    """Strings that stand alone, imports, `__all__` and fields without a value: nothing that could be shared."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return True
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0]) == "__all__"
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
-    Comments, strings that stand alone, imports, `__all__`, blank lines and lone punctuation are left out.
-    """
+
+def silent_lines(tree: ast.Module) -> set[int]:
+    """Lines that carry no logic: prose, interfaces, and the signatures of functions with their decorators."""
     silent: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        value = node.value if isinstance(node, ast.Expr) else None
-        prose = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        if isinstance(node, ast.stmt) and (prose or names or isinstance(node, (ast.Import, ast.ImportFrom))):
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            silent.update(range(first, node.body[0].lineno))
+        elif isinstance(node, ast.stmt) and is_prose_or_interface(node):
             silent.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return silent
+
+
+def significant_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(line number, folded text) of the lines that carry logic; comments, blanks and lone punctuation are left out."""
+    silent = silent_lines(ast.parse(text))
     words: dict[int, list[str]] = defaultdict(list)
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

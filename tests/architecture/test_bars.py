@@ -80,8 +80,11 @@ def test_a_block_that_stands_twice_is_named_once_with_its_length(bars: ModuleTyp
     assert bars.duplicated_blocks(files) == ["8 lines: a.py:2 ~ b.py:3"]
 
 
-def test_imports_comments_and_short_runs_are_no_duplicates(bars: ModuleType) -> None:
+def test_imports_comments_interfaces_and_short_runs_are_no_duplicates(bars: ModuleType) -> None:
     imports = "".join(f"import module_{number}\n" for number in range(9))
-    short = "".join(f"total_{number} = {number}\n" for number in range(5))
-    files = [(name, f'"""Words."""\n{imports}# words\n{short}{name[0]} = 1\n') for name in ("a.py", "b.py")]
+    fields = "class A:\n" + "".join(f"    field_{number}: int\n" for number in range(9))
+    signature = "@click\ndef f(\n" + "".join(f"    x{number}: int = 1,\n" for number in range(9)) + ") -> None:\n"
+    short = "".join(f"    total_{number} = {number}\n" for number in range(3))
+    text = f'"""Words."""\n{imports}# words\n{fields}{signature}    """Words."""\n{short}'
+    files = [(name, f"{text}    {name[0]} = 1\n") for name in ("a.py", "b.py")]
     assert bars.duplicated_blocks(files) == []
