@@ -4,13 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
-
+from headrace.connectors.checkpoint_file import write_checkpoint
+from headrace.schemas.delta_layout import Layout
 from headrace.trainers.backends.backend import Weights
 
 __all__ = ("export_model",)
-
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".h5", ".msgpack"}
 
 
 def export_model(weights: Weights, source: Path, target: Path) -> None:
@@ -18,19 +16,13 @@ def export_model(weights: Weights, source: Path, target: Path) -> None:
 
     A target of an earlier attempt is replaced.
     """
-    from safetensors.torch import save_file
-
     beside = target.parent / f".{target.name}.part"
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix not in _WEIGHTS and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, beside / path.name)
+    layout = Layout.of(weights, dict.fromkeys(weights, "bfloat16"))
+    write_checkpoint(beside, layout, weights, source, {})
     config = json.loads((source / "config.json").read_text("utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = "bfloat16"
     (beside / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    tensors = {name: torch.from_numpy(bits.copy()).view(torch.bfloat16) for name, bits in weights.items()}
-    save_file(tensors, beside / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)

@@ -1,60 +1,44 @@
 """Rank 0's one transactional producer: Step, head pointer and consumed lane offsets in one transaction (protocol 8).
 
-``open`` fences a predecessor, so whoever is fenced ends by ``Superseded``. Each offset commit carries this trainer's
-incarnation number; a lost producer looks at it to tell a successor from a broker that stood still.
+``open`` fences a predecessor and leaves this trainer's mark with the committed offsets. Who finds a later mark than its
+own after losing its producer ends by ``Superseded``; else the broker only stood still, and a new producer goes on.
 """
 
-import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
-from headrace.connectors.kafka import Connection, Consumer, Producer
-from headrace.connectors.kafka_errors import KafkaFailure, error_of, explain
+from headrace.connectors.kafka import Connection, Consumer
+from headrace.connectors.kafka_errors import error_of, explain
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.marks import Mark
+from headrace.connectors.transaction import (
+    CALL_SECONDS,
+    Face,
+    ProducerLost,
+    Transaction,
+    TransactionAborted,
+    Watchdog,
+    face_of,
+)
 from headrace.schemas.codec import encode, headers_of
-from headrace.schemas.errors import Superseded
-from headrace.schemas.records import Head, Record
+from headrace.schemas.records import Head, Record, Resumed, Rollback, Step, Stop
 from headrace.trainers.lanes import Stopped
 from headrace.trainers.lineage import StepsSeen, seen_in
 
 __all__ = ("StepLog",)
 
 T = TypeVar("T")
-_TIMEOUT = 10.0
-"""Seconds of one transactional call (transaction.timeout.ms is 10 s)."""
-_LOST = frozenset(
-    {
-        KafkaError._FENCED,
-        KafkaError._FATAL,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_TXN_STATE,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    }
-)
-_REPEATABLE = frozenset(
-    {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-    }
-)
-_INCARNATION = re.compile(r"incarnation=(\d+)")
 
 
 class StepLog:
     """Writes to ``steps`` and ``deltas`` of one policy.
 
-    consumer: this trainer's assign-only consumer, whose group takes the offsets of ``lane_topic``.
+    consumer: this trainer's assign-only consumer, whose group takes the offsets of the lanes.
     """
 
     def __init__(
@@ -70,28 +54,38 @@ class StepLog:
     ) -> None:
         self._connection, self._policy, self._name, self._stop = connection, policy, name, stop
         self._consumer = consumer
-        self._lane_topic = f"batches.{name}"
+        self._lanes = connection.topic(f"batches.{name}")
         self._id, self._client_id = transactional_id, client_id
         self._version = installed_version("headrace")
-        self._producer: Producer | None = None
-        self._incarnation = 0
+        self._watchdog = Watchdog(connection.answers)
+        self._transaction: Transaction | None = None
+        self._mark: Mark | None = None
 
     def open(self) -> None:
-        """Fence a predecessor, then sweep away what a broker forgot to abort. Raises Stopped, Superseded."""
-        self._producer = self._connection.producer(self._client_id, self._id)
-        self._repeated(lambda: self._live.init_transactions(_TIMEOUT), "init_transactions")
-        self._incarnation = self._committed_incarnation() + 1
-        self._live.begin_transaction()
-        for topic in ("steps", "deltas"):
-            self._connection.produce(self._live, topic, b"", partition=self._policy)
-        self._repeated(lambda: self._send_offsets({0: 0}), "send_offsets")
-        self._abort()
+        """Fence a predecessor, sweep away what a broker forgot to abort, leave the mark. Raises Stopped, Superseded."""
+        while True:
+            try:
+                self._begin_again()
+                return
+            except (ProducerLost, TransactionAborted) as error:
+                self._wait_after(error)
 
-    @property
-    def _live(self) -> Producer:
-        if self._producer is None:
-            raise Superseded("this trainer's producer was given up")
-        return self._producer
+    def _begin_again(self) -> None:
+        """A producer that owns the transactional id."""
+        if self._mark is not None:
+            self._mark.refuse_successor([self._left()[0]])
+        producer = self._connection.producer(self._client_id, self._id)
+        transaction = Transaction(producer, self._watchdog, self._stop.is_set)
+        transaction.initialise()
+        places = [(self._connection.topic(topic), self._policy) for topic in ("steps", "deltas")]
+        transaction.sweep(places, TopicPartition(self._lanes, 0, 0), self._consumer.consumer_group_metadata())
+        left, offset = self._left()
+        if self._mark is None:
+            self._mark = Mark.next(self._id, [left], int(time.time() * 1000))
+        self._mark.refuse_successor([left])
+        place = TopicPartition(self._lanes, 0, max(0, offset), metadata=str(self._mark))
+        transaction.commit([place], self._consumer.consumer_group_metadata())
+        self._transaction = transaction
 
     def seen(self) -> StepsSeen:
         """What ``steps`` says of this policy, read to its end."""
@@ -101,94 +95,65 @@ class StepLog:
     def commit(self, records: Sequence[Record], offsets: Mapping[int, int]) -> None:
         """Write records and the offset of every lane in one transaction; waits while the broker is away.
 
-        Raises Superseded when another trainer has taken over, KafkaFailure when the producer is lost otherwise (a
-        restart goes on from the checkpoint), Stopped.
+        Raises Superseded when another trainer has taken over, Stopped.
         """
+        left = list(records)
         while True:
             try:
-                self._transact(records, offsets)
+                self._transact(left, offsets)
                 return
-            except KafkaException as failure:
-                error = error_of(failure)
-                if error.code() in _LOST or error.fatal():
-                    raise self._lost(error) from failure
-                if not error.txn_requires_abort():
-                    raise explain(failure, "committing a step", self._connection.bootstrap) from failure
-                self._abort()
-                self._pause()
+            except TransactionAborted as error:
+                self._wait_after(error)
+            except ProducerLost as error:
+                self._wait_after(error)
+                self.open()
+                left = self._unwritten(left)
 
     def _transact(self, records: Sequence[Record], offsets: Mapping[int, int]) -> None:
-        self._live.begin_transaction()
+        if self._transaction is None:
+            raise ProducerLost("no producer yet")
         for record in records:
             topic = "deltas" if isinstance(record, Head) else "steps"
-            self._connection.produce(
-                self._live,
-                topic,
+            self._transaction.produce(
+                self._connection.topic(topic),
                 encode(record),
-                partition=self._policy,
-                key=self._name.encode(),
-                headers=headers_of(record, self._connection.run, self._version),
+                self._policy,
+                self._name.encode(),
+                [*headers_of(record, self._connection.run, self._version)],
             )
-        self._repeated(lambda: self._send_offsets(offsets), "send_offsets")
-        self._repeated(lambda: self._live.commit_transaction(_TIMEOUT), "commit_transaction")
+        places = [TopicPartition(self._lanes, lane, at, metadata=str(self._mark)) for lane, at in offsets.items()]
+        self._transaction.commit(places, self._consumer.consumer_group_metadata())
 
-    def _send_offsets(self, offsets: Mapping[int, int]) -> None:
-        note = f"incarnation={self._incarnation}"
-        places = [
-            TopicPartition(self._connection.topic(self._lane_topic), lane, at, metadata=note)
-            for lane, at in offsets.items()
-        ]
-        self._live.send_offsets_to_transaction(places, self._consumer.consumer_group_metadata(), _TIMEOUT)
+    def _unwritten(self, records: Sequence[Record]) -> list[Record]:
+        """Without what a lost producer had committed after all."""
+        seen = self.seen()
 
-    def _abort(self) -> None:
-        try:
-            self._repeated(lambda: self._live.abort_transaction(_TIMEOUT), "abort_transaction")
-        except KafkaException as failure:
-            raise self._lost(error_of(failure)) from failure
+        def written(record: Record) -> bool:
+            if isinstance(record, Step | Resumed):
+                return record.version in seen.announced
+            if isinstance(record, Rollback):
+                return seen.lineage >= record.lineage
+            return isinstance(record, Stop) and seen.stopped
 
-    def _repeated(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call while it fails for want of a broker."""
+        return [record for record in records if not written(record)]
+
+    def _wait_after(self, error: Exception) -> None:
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {self._id}: {error}; again in 1 s\n")
+        if self._stop.wait(1.0):
+            raise Stopped(f"stopping: {self._stop.reason}") from error
+
+    def _left(self) -> tuple[Mark | None, int]:
+        """The mark and the offset that this group has committed for lane 0 (-1 or less: none)."""
+        lane = TopicPartition(self._lanes, 0)
+        (asked,) = self._patiently(lambda: self._consumer.committed([lane], timeout=CALL_SECONDS))
+        return Mark.parse(asked.metadata), asked.offset
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Repeat a question while no broker answers it."""
         while True:
             try:
                 return call()
             except KafkaException as failure:
-                error = error_of(failure)
-                self._live.errors.raise_refused(self._connection.bootstrap)
-                if error.fatal() or error.txn_requires_abort():
-                    raise
-                if not error.retriable() and error.code() not in _REPEATABLE:
-                    raise explain(failure, what, self._connection.bootstrap, self._live.errors) from failure
-                self._pause()
-
-    def _pause(self) -> None:
-        if self._stop.wait(0.2):
-            raise Stopped(f"stopping: {self._stop.reason}")
-
-    def _lost(self, error: KafkaError) -> Exception:
-        """The exception for a lost producer: superseded when a larger incarnation has committed, else start again."""
-        self._producer = None
-        reason = f"{error.name()}: {error.str()}"
-        time.sleep(1.0)
-        if self._committed_incarnation() > self._incarnation:
-            return Superseded(f"another trainer has taken over {self._id} ({reason})")
-        return KafkaFailure(
-            f"the producer {self._id} is lost ({reason}) and nobody took over: the broker stood still longer than the "
-            "transaction timeout; start again, training resumes from the checkpoint"
-        )
-
-    def _committed_incarnation(self) -> int:
-        """The largest incarnation among this trainer's committed offsets, 0 without any."""
-        place = TopicPartition(self._connection.topic(self._lane_topic), 0)
-        committed = self._repeated_read(lambda: self._consumer.committed([place], timeout=_TIMEOUT))
-        found = [_INCARNATION.search(entry.metadata or "") for entry in committed]
-        return max((int(match[1]) for match in found if match), default=0)
-
-    def _repeated_read(self, call: Callable[[], T]) -> T:
-        while True:
-            try:
-                return call()
-            except KafkaException as failure:
-                error = error_of(failure)
-                if not error.retriable() and error.code() not in _REPEATABLE:
+                if face_of(error_of(failure)) is not Face.AGAIN:
                     raise explain(failure, "reading committed offsets", self._connection.bootstrap) from failure
-                self._pause()
+                self._wait_after(failure)

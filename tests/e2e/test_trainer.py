@@ -204,3 +204,33 @@ def wait_for(fed: Feed, batch: int) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"no Step of batch {batch}: {steps_of(fed)}")
+
+
+def test_an_outage_of_the_broker_ends_nobody(model: Path, tmp_path: Path) -> None:
+    """The broker goes away between two batches and comes back."""
+    config = make_config(model, tmp_path, "outage")
+    with local_broker(tmp_path / "b") as address:
+        fed = feed(config, address, 2)
+        process = trainer_process(config, address)
+        wait_for(fed, 2)
+    time.sleep(2)
+    with local_broker(tmp_path / "b", port=int(address.rpartition(":")[2])):
+        fed = Feed(Connection.of(config.kafka, config.run.id, address), config)
+        fed.batch(3)
+        fed.end()
+        assert process.wait(90) == 0, process.stderr.read()
+        assert steps_of(fed) == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_broker_that_stood_still_longer_than_the_transaction_timeout(model: Path, tmp_path: Path) -> None:
+    """The open transaction is aborted by the broker; the trainer takes a new producer and goes on."""
+    config = make_config(model, tmp_path, "frozen")
+    with local_broker(tmp_path / "b") as address:
+        fed = feed(config, address, 2)
+        process = trainer_process(config, address, program=[str(KILLED.with_name("stalled_trainer.py")), "2", "12"])
+        wait_for(fed, 2)
+        fed.end()
+        log = process.communicate(timeout=90)[1]
+        assert process.returncode == 0, log
+        assert "again in 1 s" in log
+        assert steps_of(fed) == [(1, 1), (2, 2)]

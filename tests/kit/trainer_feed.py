@@ -191,7 +191,7 @@ class Feed:
 
 
 @contextmanager
-def local_broker(folder: Path) -> Iterator[str]:
+def local_broker(folder: Path, *, port: int = 0) -> Iterator[str]:
     """A local broker process; gives its address."""
     process = subprocess.Popen(
         [
@@ -201,7 +201,7 @@ def local_broker(folder: Path) -> Iterator[str]:
             "--data",
             str(folder),
             "--port",
-            "0",
+            str(port),
             "--exit-with-parent",
         ],
         stdin=subprocess.PIPE,
