@@ -1,4 +1,4 @@
-"""A trainer that stands still for a time with the Step of a batch in an open transaction: ``BATCH SECONDS ARGUMENTS``."""
+"""A trainer that stands still for a time with a Step in an open transaction: ``BATCH SECONDS ARGUMENTS``."""
 
 import sys
 import time
