@@ -72,12 +72,19 @@ class Runner:
 
     def pid_of(self, name: str, module: str) -> int:
         """The process of a part of a run."""
+        return self._pid(module, self.run(name) / "config.json")
+
+    def broker_of(self, name: str) -> int:
+        """The process of a run's broker."""
+        return self._pid("headrace.connectors.broker", self.run(name) / "broker")
+
+    def _pid(self, module: str, argument: Path) -> int:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 words = path.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if module.encode() in words and f"{self.run(name)}/config.json".encode() in words:
+            if module.encode() in words and str(argument).encode() in words:
                 return int(path.parent.name)
         raise AssertionError(f"no process of {module}")
 
@@ -232,16 +239,20 @@ def test_a_trainer_killed_again_and_again_trains_no_batch_twice(runner: Runner) 
     verified(runner.run("killed"))
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["headrace.pipeline.task_to_trajectory", "headrace.pipeline.runtime", "headrace.pipeline.dataset_to_prompt"],
-)
-def test_other_parts_may_be_killed_too(runner: Runner, module: str) -> None:
-    process = runner.recipe("killed")
-    until(lambda: len(runner.steps("killed")) >= 2, process)
-    os.kill(runner.pid_of("killed", module), signal.SIGKILL)
-    assert "was ended by SIGKILL; starting it again" in ended(process)
-    assert verified(runner.run("killed"))["every fresh item was trained once in the final lineage"] == 48 * 8
+def test_any_part_may_be_killed_or_stopped_by_hand(runner: Runner) -> None:
+    process = runner.recipe("killed", "trainer.max_steps=12")
+    modules = ["pipeline.task_to_trajectory", "pipeline.runtime", "pipeline.dataset_to_prompt"]
+    for wanted, module in enumerate(modules, 1):
+        until(lambda: len(runner.steps("killed")) >= 2 * wanted, process)  # noqa: B023
+        os.kill(runner.pid_of("killed", f"headrace.{module}"), signal.SIGKILL)
+    until(lambda: len(runner.steps("killed")) >= 8, process)
+    os.kill(runner.pid_of("killed", "headrace.pipeline.task_to_trajectory"), signal.SIGTERM)
+    until(lambda: len(runner.steps("killed")) >= 9, process)
+    os.kill(runner.broker_of("killed"), signal.SIGKILL)
+    text = ended(process)
+    assert text.count("was ended by SIGKILL; starting it again") == 4
+    assert "rollout-0 ended although the run has not; starting it again" in text
+    assert verified(runner.run("killed"))["every fresh item was trained once in the final lineage"] == 96 * 8
 
 
 def test_when_the_launcher_is_killed_its_parts_stop_and_the_run_goes_on(runner: Runner) -> None:
@@ -268,11 +279,3 @@ def test_a_run_without_workers_says_what_it_waits_for_and_gives_up(runner: Runne
     assert "nothing has moved for 30 s: no Demand yet: no rollout worker is alive" in text
     assert "nothing has moved for 33 s (run.patience_seconds)" in text
     assert runner.left_over("alone") == []
-
-
-def test_a_worker_that_is_told_to_stop_by_hand_is_started_again(runner: Runner) -> None:
-    process = runner.recipe("stopped")
-    until(lambda: len(runner.steps("stopped")) >= 2, process)
-    os.kill(runner.pid_of("stopped", "headrace.pipeline.task_to_trajectory"), signal.SIGTERM)
-    assert "rollout-0 ended although the run has not; starting it again" in ended(process)
-    verified(runner.run("stopped"))
