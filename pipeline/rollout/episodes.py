@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from headrace.connectors.engines.engine import PromptTooLong
 from headrace.connectors.plugins import load
@@ -16,7 +17,7 @@ from headrace.pipeline.rewards.reward import RewardFailed
 from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery, excluded
 from headrace.pipeline.rollout.sampler import Sampler, Session
-from headrace.pipeline.workflows.workflow import EpisodeFailed, PolicySession, Workflow, trajectory_of
+from headrace.pipeline.workflows.workflow import EpisodeFailed, PolicySession, Workflow, trajectory_of, with_seed
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import Source
 from headrace.schemas.records import EvalResult, Score, Task, Trajectory
@@ -29,6 +30,7 @@ class Episodes:
 
     def __init__(self, config: RunConfig, samplers: Mapping[int, Sampler], scorer: Scorer, delivery: Delivery) -> None:
         self._suite = config.eval.suite
+        self._seed = config.run.seed
         self._samplers = samplers
         self._scorer = scorer
         self._delivery = delivery
@@ -52,6 +54,10 @@ class Episodes:
                 )
             )
             return
+        if task.sampling.seed < 0:
+            # the same attempt of the same replica samples the same tokens from the same weights
+            name = f"{self._seed} {task.kind} {task.group} {task.replica} {task.attempt}"
+            task = replace(task, sampling=with_seed(task.sampling, name))
         trajectory = await self._trajectory(task)
         self.counts[f"{task.kind} {trajectory.status}"] += 1
         if task.kind == "eval":

@@ -5,11 +5,10 @@ answer.
 """
 
 import time
-import zlib
 from collections.abc import Mapping
 
 from headrace.pipeline.rewards.reward import Completion
-from headrace.pipeline.workflows.workflow import PolicySession, Scoring, seeded, sequence_of, trajectory_of
+from headrace.pipeline.workflows.workflow import PolicySession, Scoring, sequence_of, trajectory_of, with_seed
 from headrace.schemas.records import Task, Trajectory
 
 __all__ = ("SingleTurn",)
@@ -24,9 +23,7 @@ class SingleTurn:
         sequences, scores, texts = [], [], []
         several = len(engines) > 1
         for policy, engine in engines.items():
-            # the same attempt of the same replica samples the same tokens from the same weights
-            name = f"{task.kind} {task.group} {task.replica} {task.attempt} {policy}"
-            sampling = seeded(task.sampling, zlib.crc32(name.encode()))
+            sampling = with_seed(task.sampling, f"{task.sampling.seed} {policy}") if several else task.sampling
             prompt = engine.encode(task.prompt)
             generation = await engine.generate(prompt, sampling)
             text = engine.decode(generation.tokens)

@@ -6,6 +6,7 @@ bound to the task's versions and end with its deadline.
 """
 
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.parts import Reward, Sampling
 from headrace.schemas.records import Prompt, Task, Trajectory
 
-__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "seeded", "sequence_of", "trajectory_of")
+__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "sequence_of", "trajectory_of", "with_seed")
 
 _EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
 
@@ -65,7 +66,8 @@ class Workflow(Protocol):
     """A workflow plug-in."""
 
     async def run(self, task: Task, engines: Mapping[int, PolicySession], rewards: Scoring) -> Trajectory:
-        """Play the task's episode. ``engines``: the task's policies by index.
+        """Play the task's episode. ``engines``: the task's policies by index. ``task.sampling.seed`` is set: several
+        generations of one episode take seeds of their own from it (``with_seed``).
 
         Any exception excludes the trajectory; EpisodeFailed says why in words of its own.
         """
@@ -94,8 +96,9 @@ def sequence_of(
     before = prompt.size
     logprobs, mask = np.zeros(before + made, np.float32), np.zeros(before + made, np.uint8)
     versions = np.full(before + made, -1, np.int32)
+    versions[before:] = generation.versions
     if trained:
-        logprobs[before:], mask[before:], versions[before:] = generation.logprobs, 1, generation.versions
+        logprobs[before:], mask[before:] = generation.logprobs, 1
     return parts.Sequence(
         policy=policy,
         role=role,
@@ -159,14 +162,12 @@ def trajectory_of(
     )
 
 
-def seeded(sampling: Sampling, seed: int) -> Sampling:
-    """The parameters with a seed of their own where none is set."""
-    if sampling.seed >= 0:
-        return sampling
+def with_seed(sampling: Sampling, name: str) -> Sampling:
+    """The same parameters with a seed that follows from ``name``: equal names sample equal tokens."""
     return Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_new_tokens=sampling.max_new_tokens,
-        seed=seed,
+        seed=zlib.crc32(name.encode()),
     )

@@ -73,13 +73,14 @@ def test_one_policy_gives_one_sequence_and_the_trajectorys_reward(task: Task) ->
     assert (made.status, made.end_reason, made.reward, made.tokens) == ("train", "stop", 1.0, 3)
     assert (made.group, made.replica, made.worker) == (task.group, task.replica, task.worker)
     assert made.oldest_versions == {"0": 4}
-    asyncio.run(SingleTurn().run(replace(task, replica=1), {0: session}, Judge()))
-    assert len(set(session.seeds)) == 2, "replicas sample with seeds of their own"
+    assert session.seeds == [task.sampling.seed]
 
 
 def test_two_policies_answer_each_in_its_role(task: Task) -> None:
     both = replace(task, policies=[PolicyBound(policy=p, min_version=0) for p in (0, 1)])
-    made = asyncio.run(SingleTurn().run(both, {0: Session(0), 1: Session(1)}, Judge()))
+    sessions = {p: Session(p) for p in (0, 1)}
+    made = asyncio.run(SingleTurn().run(both, {**sessions}, Judge()))
+    assert sessions[0].seeds != sessions[1].seeds, "each samples with a seed of its own"
     assert [(s.policy, s.role) for s in made.sequences] == [(0, "policy0"), (1, "policy1")]
     assert [(r.role, r.value) for r in made.rewards] == [("policy0", 1.0), ("policy1", 2.0)]
     assert made.reward == 0
@@ -91,6 +92,7 @@ def test_what_changes_the_distribution_or_fills_the_context_is_not_trained() -> 
         assert not sequence.trainable
         assert sequence.mask.sum() == 0
         assert sequence.oldest_version == -1
+        assert sequence.versions[3:].tolist() == [4, 4, 5], "who sampled a token is said, trained or not"
     full = sequence_of(0, "policy", PROMPT, _generation("context_full"), Sampling())
     assert full.trainable
     assert full.mask.sum() == 0
