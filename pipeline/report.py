@@ -57,7 +57,7 @@ class Figures:
     mean_staleness: over trained items, start version of the batch less the item's oldest version, in versions.
     trained_tokens: sum over Steps; seconds_per_million_tokens: wall_seconds per million of them. time_split: shares of
     the trainer's time between its first and last Step. loop_latency_ms: see ``loop_latencies_ms`` (None unless depth
-    is 0). mismatch: means over Steps of metrics that begin with ``mismatch``.
+    is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``.
     """
 
     run: str
@@ -165,7 +165,7 @@ def build_figures(
         time_split=time_split(policy.steps),
         delta_bytes_mean=_mean(step.delta_bytes for step in policy.steps),
         changed_share_mean=_mean(step.changed_share for step in policy.steps),
-        mismatch=_means(policy.steps, "mismatch"),
+        mismatch=_mismatch(policy.steps),
         command=sessions[0].command if sessions else "",
         curves=_curves(policy, staleness),
         samples=_samples(policy.evals),
@@ -252,13 +252,14 @@ def _per_second(heads: Sequence[TrajectoryHead]) -> float:
     return 1000 * len(heads) / span if span > 0 else 0.0
 
 
-def _means(steps: Sequence[Step], prefix: str) -> dict[str, float]:
+def _mismatch(steps: Sequence[Step]) -> dict[str, float]:
+    """Mean (of names that end in ``max``: the largest) over the steps that had tokens of their own version to compare."""
     values: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         for name, value in step.metrics.items():
-            if name.startswith(prefix):
+            if name.startswith("mismatch") and value > 0:
                 values[name].append(value)
-    return {name: sum(v) / len(v) for name, v in values.items()}
+    return {name: max(v) if name.endswith("max") else sum(v) / len(v) for name, v in values.items()}
 
 
 def _mean(values: Iterable[float]) -> float | None:
