@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def run(
         mark.unlink(missing_ok=True)
         options = BrokerOptions(HOST, server.port, auto_create, default_partitions, first_join_delay)
         broker = Broker(DiskStorage(data), options, clocks(), clean, _complain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.stop)
         print(f"local broker: {LIMITS}", flush=True)
         print(f"ready {server.port}", flush=True)
         server.serve(broker, exit_with_parent)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import struct
 import sys
@@ -250,12 +249,10 @@ class Server:
         self._stopping = True
 
     def serve(self, broker: Broker, exit_with_parent: bool = False) -> None:
-        """Answer clients until `stop`, SIGTERM or SIGINT, or the death of the parent process if asked."""
+        """Answer clients until `stop`, or the death of the parent process if asked."""
         self.broker = broker
         self._parent = os.getppid() if exit_with_parent else None
         self._selector.register(self._listener, _READ, None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.stop)
         scratch = bytearray(_SCRATCH)
         next_tick = 0.0
         while not self._stopping:
