@@ -253,7 +253,7 @@ def _per_second(heads: Sequence[TrajectoryHead]) -> float:
 
 
 def _mismatch(steps: Sequence[Step]) -> dict[str, float]:
-    """Mean (of names that end in ``max``: the largest) over the steps that had tokens of their own version to compare."""
+    """Mean, or largest of names in ``max``, over the steps that had tokens of their own version to compare."""
     values: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         for name, value in step.metrics.items():
