@@ -78,11 +78,10 @@ class KafkaNode:
         classes = str(libs.resolve() / "*")
         tool, server = _main_class(libs, _STORAGE_TOOLS), _main_class(libs, _SERVERS)
         format_command = [java, "-Xmx128m", "-XX:+UseSerialGC", _QUIET, "-cp", classes, tool, "format"]
-        subprocess.run(
-            [*format_command, "--ignore-formatted", "-t", _cluster_id(), "-c", str(settings)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        if not (logs / "meta.properties").exists():
+            subprocess.run(
+                [*format_command, "-t", _cluster_id(), "-c", str(settings)], check=True, stdout=subprocess.DEVNULL
+            )
         self.log = data / "server.out"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(

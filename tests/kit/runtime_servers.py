@@ -33,7 +33,7 @@ class Server:
     def start(self) -> None:
         """Start and wait until it answers."""
         self._process = self.launch()
-        Connection.of(KafkaConfig(), "probe", self.bootstrap).wait_for_broker(60)
+        Connection.of(KafkaConfig(), "probe", self.bootstrap).wait_for_broker(120)
 
     def kill(self) -> None:
         """End it with SIGKILL."""
