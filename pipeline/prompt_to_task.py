@@ -180,11 +180,12 @@ class Schedule:
         if record.reason == "failed":
             x.failed.append(record.policy)
         self._cancel_if_settled(x, context)
-        if not x.states and x.failed:
-            self._failed_group(x, context)
 
     def _failed_group(self, x: OpenGroup, context: Context) -> None:
+        """Admit a prompt once more for the policies that its group failed for, or lose it by name (protocol 3)."""
         again = tuple(p for p in x.failed if not self.credits.policies[p].stopped)
+        x.failed = []
+        self.credits.touch_group(x.group)
         if again and x.retry < self.config.streams[x.stream].retries:
             self.waiting.add(x.prompt, x.offset, context.store(), retry=x.retry + 1, policies=again)
             context.metrics.count("groups_retried", stream=x.stream)
@@ -193,7 +194,10 @@ class Schedule:
             context.drop(place, "prompt_lost")
 
     def _cancel_if_settled(self, x: OpenGroup, context: Context) -> None:
+        """Once no policy waits for the group's trajectories, stop its tasks and see to the policies it failed for."""
         if not x.is_rolling():
+            if x.failed:
+                self._failed_group(x, context)
             for work in self.leases.cancel(x.group, context.store()):
                 cancel = Cancel(
                     kind=work.kind, group=work.group, replica=work.replica, attempt=work.attempt, worker=work.worker,
@@ -347,10 +351,8 @@ class Schedule:
     def _exhausted(self, policy: int) -> bool:
         if not self.ended_streams.issuperset(self.config.streams) or self.waiting.count:
             return False
-        return not any(
-            (g.is_rolling() or g.failed) and g.retry < self.config.streams[g.stream].retries
-            for g in self.credits.groups.values()
-        )
+        groups = self.credits.groups.values()
+        return not any(g.is_rolling() and g.retry < self.config.streams[g.stream].retries for g in groups)
 
     def _end_run(self, context: Context) -> None:
         policies = self.credits.policies

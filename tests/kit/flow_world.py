@@ -78,6 +78,8 @@ class Plan:
     flaky: float = 0.0
     zero_variance: float = -1.0
     """Share of groups with equal rewards; negative: no dynamic sampling at all."""
+    silent: float = 0.0
+    """Share of groups in which the second policy samples nothing: they fail for it alone."""
     scored: bool = False
     heldout: int = 0
     eval_every: int = 0
@@ -189,6 +191,7 @@ def random_plan(seed: int) -> Plan:
         fault_end_ms=r.choice([60_000, 150_000]) if faults else 0,
         discard=r.random() < 0.5,
         hold=len(policies) == 2 and r.random() < 0.3,
+        silent=r.choice([0, 0.3]),
     )
 
 
@@ -666,7 +669,10 @@ def trajectory(world: World, task: Task, worker: Worker, versions: dict[int, int
     equal = draw.random() < world.plan.zero_variance
     value = 1.0 if equal else float(task.replica % 2)
     if versions is not None:
+        silent = random.Random(f"silent {world.plan.seed} {task.group}").random() < world.plan.silent
         for bound in task.policies:
+            if silent and bound.policy == 1:
+                continue
             oldest = versions[bound.policy]
             newest = max(oldest, worker.loaded[bound.policy])
             sequences.append(

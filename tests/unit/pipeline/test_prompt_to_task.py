@@ -68,6 +68,10 @@ def schedule(driver: TopologyDriver) -> Schedule:
     return stage
 
 
+def two(**more: Any) -> RunConfig:
+    return make_config(policies={"a": {"model": "none", "depth": 0}, "b": {"model": "none", "depth": 1}}, **more)
+
+
 def test_nothing_is_admitted_before_a_worker_has_room() -> None:
     driver = fed(prompts=5)
     driver.settle()
@@ -256,6 +260,22 @@ def test_a_failed_group_is_admitted_once_more_behind_what_waits_then_lost_by_nam
     assert driver.metrics.counters["records_dropped", (("reason", "prompt_lost"), ("topic", "prompts"))] == 1
 
 
+def test_a_group_that_failed_for_one_policy_is_retried_for_it_alone_and_at_once() -> None:
+    driver = fed(two(group_size=1), prompts=1, end=True)
+    demand(driver, capacity=1, versions={0: 0, 1: 0})
+    driver.append("ledger", closed(0, "failed", policy=1), partition=1)
+    driver.settle()
+    demand(driver, capacity=0, read=1, versions={0: 0, 1: 0})
+    assert len(of_type(driver, "admissions", Admission)) == 1, "policy 0 waits for the group"
+    driver.append("ledger", Kept(policy=0, group=0), partition=0)
+    driver.settle()
+    assert not of_type(driver, "ledger", End)
+    demand(driver, capacity=2, read=1, versions={0: 0, 1: 0})
+    retry = of_type(driver, "admissions", Admission)[1]
+    assert ([p.policy for p in retry.policies], retry.retry, retry.prompt_id) == ([1], 1, "main-0")
+    assert len(of_type(driver, "ledger", End)) == 2, "the kept group may wait for this End"
+
+
 def test_filtered_and_stale_groups_are_not_admitted_again() -> None:
     driver = fed(prompts=2)
     demand(driver, capacity=9)
@@ -264,10 +284,6 @@ def test_filtered_and_stale_groups_are_not_admitted_again() -> None:
     driver.settle()
     demand(driver, capacity=9, read=4)
     assert len(of_type(driver, "admissions", Admission)) == 2
-
-
-def two(**more: Any) -> RunConfig:
-    return make_config(policies={"a": {"model": "none", "depth": 0}, "b": {"model": "none", "depth": 1}}, **more)
 
 
 def test_pacing_any_opens_credits_only_for_policies_with_room() -> None:
