@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from headrace.connectors.stores.chain import Chain, MissingLink, NothingCommitted
-from headrace.connectors.stores.image import Image, load_image
+from headrace.connectors.stores.image import Image, apply_hop, load_image
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
@@ -113,7 +113,7 @@ class CheckedVersion:
     """The verdict on one committed version.
 
     version: its number. committed: what its manifest says, None when the manifest cannot be read. ways: what was
-    rebuilt and matched the root digest (``delta``, ``full``). problem: empty, or what is wrong.
+    rebuilt and matched the root digest (``full``, ``delta``, ``merged``). problem: empty, or what is wrong.
     """
 
     version: int
@@ -130,19 +130,21 @@ class CheckedVersion:
 def verify_chain(store: ObjectStore, run: str, policy: str) -> list[CheckedVersion]:
     """Rebuild every committed version of a policy in every way the store offers, and compare root digests.
 
-    Versions in order; a version without a problem can be loaded bit for bit. Versions below the oldest full that were
-    pruned are no problem of the others. Raises the store's errors.
+    Versions in order, from the oldest that is kept; a version without a problem can be loaded bit for bit. Raises the
+    store's errors.
     """
     chain = Chain(store, run, policy)
-    return list(_checked(chain, chain.versions()))
+    floor = chain.pruned_below()
+    return list(_checked(chain, [version for version in chain.versions() if version >= floor], floor))
 
 
-def _checked(chain: Chain, versions: list[int]) -> Iterator[CheckedVersion]:
+def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedVersion]:
+    """The versions from ``floor`` on, in order."""
     image: Image | None = None
     for version in versions:
         try:
             committed = chain.committed(version)
-            manifest = chain.link(version).manifest
+            link = chain.link(version)
         except (DeltaCorrupt, NoSuchKey) as error:
             image = None
             yield CheckedVersion(version, None, (), str(error))
@@ -150,16 +152,17 @@ def _checked(chain: Chain, versions: list[int]) -> Iterator[CheckedVersion]:
         ways: list[str] = []
         problems: list[str] = []
         found: Image | None = None
-        for way, refs in (("delta", manifest.delta), ("full", manifest.full)):
+        for hop in chain.ways_to(link, floor):
             # Without a verified parent a delta says nothing about a version that has a full.
-            if not refs or (way == "delta" and image is None and manifest.full):
+            if hop.way == "delta" and image is None and link.manifest.full:
                 continue
-            other = (version, way == "delta")
-            base = image if way == "delta" else None
             try:
-                found = load_image(chain, version, base, without=[other])
-                ways.append(way)
+                base = load_image(chain, hop.parent) if hop.way == "merged" else image if hop.parent >= 0 else None
+                if hop.parent >= 0 and base is None:
+                    raise MissingLink(f"its parent {hop.parent} could not be rebuilt")
+                found = apply_hop(chain, hop, base)
+                ways.append(hop.way)
             except (DeltaCorrupt, MissingLink, NoSuchKey) as error:
-                problems.append(f"{way}: {error.__cause__ or error}")
+                problems.append(f"{hop}: {error}")
         image = found
         yield CheckedVersion(version, committed, tuple(ways), "; ".join(problems))

@@ -9,13 +9,13 @@ The file is ``{"body": {...}, "sha256": "<hex>"}``; the sha256 is of the body as
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Self
 
 from headrace.schemas.delta_codec import CODEC
 from headrace.schemas.delta_layout import DeltaCorrupt
 
-__all__ = ("CommittedVersion", "DeltaKeys", "ShardRef", "WeightManifest")
+__all__ = ("CommittedVersion", "DeltaKeys", "ShardRef", "WeightManifest", "check_refs", "read_refs", "seal", "unseal")
 
 _FORMAT = "headrace-manifest/1"
 _LARGEST = 64 << 20
@@ -53,9 +53,34 @@ class DeltaKeys:
         """The manifest of a version: twelve digits, so that keys sort like versions."""
         return f"{self.manifests}{version:012d}.json"
 
-    def shard(self, kind: str, version: int, attempt: str, rank: int) -> str:
-        """The object of one rank; the attempt makes the key unique, so it is never written twice. kind: full, delta."""
-        return f"{self.root}/{kind}/{version}/{attempt}/r{rank}.bin"
+    def shard(self, kind: str, version: int, attempt: str, rank: int, part: int = 0) -> str:
+        """An object of one rank; the attempt makes the key unique, so it is never written twice. kind: full, delta."""
+        return f"{self.root}/{kind}/{version}/{attempt}/r{rank}{f'-{part}' if part else ''}.bin"
+
+    @property
+    def merges(self) -> str:
+        """The prefix of all merged deltas."""
+        return f"{self.root}/merged/"
+
+    @property
+    def pruned(self) -> str:
+        """The object that names the oldest version whose objects are kept (decimal)."""
+        return f"{self.root}/PRUNED"
+
+    def merged(self, version: int, first: int) -> str:
+        """The manifest of the merged delta from ``first`` to ``version``; keys sort by version."""
+        return f"{self.merges}{version:012d}-{first:012d}.json"
+
+    def merged_shard(self, version: int, first: int, attempt: str, rank: int, part: int) -> str:
+        """An object of a merged delta."""
+        return f"{self.merges}{version:012d}-{first:012d}/{attempt}/r{rank}-{part}.bin"
+
+    def merge_of(self, key: str) -> tuple[int, int] | None:
+        """Version and first version of a merged delta's manifest; None for other keys."""
+        version, _, first = key.removeprefix(self.merges).removesuffix(".json").partition("-")
+        if not (version.isdecimal() and first.isdecimal()) or self.merged(int(version), int(first)) != key:
+            return None
+        return int(version), int(first)
 
     def version_of(self, key: str) -> int | None:
         """The version of a manifest's key; None for other keys."""
@@ -128,29 +153,19 @@ class WeightManifest:
         """The file's bytes and the sha256 of the body (hex)."""
         body = {name: getattr(self, name) for name in self.__slots__}
         body["format"] = _FORMAT
-        body["delta"], body["full"] = ([_row(ref) for ref in refs] for refs in (self.delta, self.full))
-        text = _canonical(body)
-        sha256 = hashlib.sha256(text).hexdigest()
-        return b'{"body":' + text + b',"sha256":"' + sha256.encode() + b'"}\n', sha256
+        body["delta"], body["full"] = ([astuple(ref) for ref in refs] for refs in (self.delta, self.full))
+        return seal(body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[Self, str]:
         """Read a manifest and its sha256. Raises DeltaCorrupt unless the sha256 is right and every field is sound."""
-        if len(data) > _LARGEST:
-            raise DeltaCorrupt(f"manifest of {len(data)} bytes: the limit is {_LARGEST}")
+        body, sha256 = unseal(data, _FORMAT)
         try:
-            file = json.loads(data)
-            body, sha256 = file["body"], file["sha256"]
-            if hashlib.sha256(_canonical(body)).hexdigest() != sha256:
-                raise DeltaCorrupt("manifest does not have the sha256 that it says")
-            if body.pop("format") != _FORMAT or body["codec"] != CODEC:
-                raise DeltaCorrupt(f"manifest is not of {_FORMAT} with {CODEC}")
-            for kind in ("delta", "full"):
-                body[kind] = tuple(ShardRef(*row) for row in body[kind])
+            body["delta"], body["full"] = read_refs(body["delta"]), read_refs(body["full"])
             body["changed"] = tuple(body["changed"])
             manifest = cls(**body)
             _check(manifest)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DeltaCorrupt(f"manifest cannot be read: {error}") from error
         return manifest, sha256
 
@@ -176,8 +191,40 @@ class WeightManifest:
         )
 
 
-def _row(ref: ShardRef) -> list[Any]:
-    return [ref.key, ref.nbytes, ref.head, ref.digest]
+def seal(body: dict[str, Any]) -> tuple[bytes, str]:
+    """A file that carries its own sha256: ``{"body": ..., "sha256": hex}``; its bytes and that sha256."""
+    text = _canonical(body)
+    sha256 = hashlib.sha256(text).hexdigest()
+    return b'{"body":' + text + b',"sha256":"' + sha256.encode() + b'"}\n', sha256
+
+
+def unseal(data: bytes, form: str) -> tuple[dict[str, Any], str]:
+    """The body of a sealed file without its format and its sha256. Raises DeltaCorrupt when it is not whole."""
+    if len(data) > _LARGEST:
+        raise DeltaCorrupt(f"manifest of {len(data)} bytes: the limit is {_LARGEST}")
+    try:
+        file = json.loads(data)
+        body, sha256 = file["body"], file["sha256"]
+        if hashlib.sha256(_canonical(body)).hexdigest() != sha256:
+            raise DeltaCorrupt("manifest does not have the sha256 that it says")
+        if body.pop("format") != form or body["codec"] != CODEC:
+            raise DeltaCorrupt(f"manifest is not of {form} with {CODEC}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DeltaCorrupt(f"manifest cannot be read: {error}") from error
+    return body, str(sha256)
+
+
+def read_refs(rows: Any) -> tuple[ShardRef, ...]:
+    """The rows of objects in a manifest. Raises TypeError when they are not rows; ``check_refs`` checks them."""
+    return tuple(ShardRef(*row) for row in rows)
+
+
+def check_refs(refs: tuple[ShardRef, ...]) -> None:
+    """Raise ValueError when a row cannot be true."""
+    for ref in refs:
+        sizes = type(ref.nbytes) is int and type(ref.head) is int and 64 <= ref.head <= ref.nbytes
+        if not sizes or not _KEY.fullmatch(ref.key) or not _HEX.fullmatch(ref.digest):
+            raise ValueError("an object's row is not sound")
 
 
 def _canonical(body: Any) -> bytes:
@@ -204,7 +251,4 @@ def _check(manifest: WeightManifest) -> None:
     )
     if not sound:
         raise ValueError("its fields contradict each other")
-    for ref in refs:
-        sizes = type(ref.nbytes) is int and type(ref.head) is int and 64 <= ref.head <= ref.nbytes
-        if not sizes or not _KEY.fullmatch(ref.key) or not _HEX.fullmatch(ref.digest):
-            raise ValueError("an object's row is not sound")
+    check_refs(refs)

@@ -4,20 +4,25 @@ Goes in: a store, a run and a policy; comes out: the newest version, verified ma
 a reader has (or from nothing) to a version. The store is the truth; hints only save requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.delta_layout import DeltaCorrupt, DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion, DeltaKeys, ShardRef, WeightManifest
+from headrace.schemas.delta_merged import MergedDelta
 
 __all__ = ("Chain", "Hop", "Link", "MissingLink", "NothingCommitted")
 
 _REQUEST_COST = 256 << 10
 _KEPT_LINKS = 1024
-_THREADS = 8
+_THREADS = 32
+_MERGES_BEYOND = 3
+_FARTHEST_PREFETCH = 64
 
 
 class NothingCommitted(DeltaError):
@@ -43,15 +48,34 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One step of a plan: take a version's full, or its delta on top of its parent."""
+    """One step of a plan: what leads to a version from ``parent`` (-1: from nothing). Its text names it."""
 
     link: Link
-    full: bool
+    parent: int
+    parent_sha256: str
+    refs: tuple[ShardRef, ...]
+
+    @classmethod
+    def full(cls, link: Link) -> "Hop":
+        """By the version's full."""
+        return cls(link, -1, "", link.manifest.full)
+
+    @classmethod
+    def delta(cls, link: Link) -> "Hop":
+        """By the version's delta on its parent."""
+        return cls(link, link.manifest.parent, link.manifest.parent_sha256, link.manifest.delta)
+
+    @classmethod
+    def merged(cls, link: Link, merged: MergedDelta) -> "Hop":
+        """By a merged delta."""
+        return cls(link, merged.first, merged.first_sha256, merged.refs)
 
     @property
-    def refs(self) -> tuple[ShardRef, ...]:
-        """The objects to read."""
-        return self.link.manifest.full if self.full else self.link.manifest.delta
+    def way(self) -> str:
+        """``full``, ``delta`` or ``merged``."""
+        if self.parent < 0:
+            return "full"
+        return "delta" if self.parent == self.link.manifest.parent else "merged"
 
     @property
     def cost(self) -> int:
@@ -59,7 +83,8 @@ class Hop:
         return sum(ref.nbytes + _REQUEST_COST for ref in self.refs)
 
     def __str__(self) -> str:
-        return f"{'full' if self.full else 'delta'} of version {self.link.version}"
+        merged = f"merged delta from version {self.parent} to" if self.way == "merged" else f"{self.way} of version"
+        return f"{merged} {self.link.version}"
 
 
 class Chain:
@@ -71,6 +96,7 @@ class Chain:
         self.pool = ThreadPoolExecutor(_THREADS, "weights")
         self._links: dict[int, Link] = {}
         self._layouts: dict[str, Layout] = {}
+        self._merges: dict[tuple[int, int], MergedDelta] = {}
 
     def versions(self, after: int = -1) -> list[int]:
         """Committed versions above ``after``, ascending."""
@@ -141,47 +167,101 @@ class Chain:
             self._layouts[digest] = layout
         return layout
 
-    def plan(
-        self, version: int, base: tuple[int, str] | None = None, without: Iterable[tuple[int, bool]] = ()
-    ) -> list[Hop]:
+    def plan(self, version: int, base: tuple[int, str] | None = None, without: Iterable[str] = ()) -> list[Hop]:
         """The cheapest hops to a version, empty when ``base`` is it.
 
-        base: version and manifest sha256 of what is loaded. without: (version, full) of hops that turned out unusable.
-        A base that is not on the chain is ignored. Raises MissingLink when no way is left, NoSuchKey when the version
-        itself is not committed.
+        base: version and manifest sha256 of what is loaded. without: texts of hops that turned out unusable. A base
+        that is not on the chain is ignored. Raises MissingLink when no way is left, NoSuchKey when the version itself
+        is not committed.
         """
-        unusable = set(without)
-        link = self.link(version)
-        if base is not None and base == (link.version, link.sha256):
+        target = self.link(version)
+        if base == (version, target.sha256):
             return []
-        self._prefetch(max(link.manifest.newest_full, base[0] if base else -1), version)
-        ways: list[list[Hop]] = []
-        tail: list[Hop] = []
+        loaded = base[0] if base and base[0] < version else -1
+        low = loaded if loaded >= 0 else target.manifest.newest_full
+        self._prefetch(low, version)
+        merges = self.merges(low, version) if version - low > _MERGES_BEYOND else {}
+        unusable = set(without)
         trouble = ""
-        while True:
-            if link.manifest.full and (link.version, True) not in unusable:
-                ways.append([Hop(link, True), *tail])
-                if base is None or base[0] >= link.version:
-                    break
-            parent = link.manifest.parent
-            if not link.manifest.delta or (link.version, False) in unusable:
-                trouble = f"the delta of version {link.version} is missing or damaged"
-                break
-            tail = [Hop(link, False), *tail]
-            if base is not None and base == (parent, link.manifest.parent_sha256):
-                ways.append(tail)
-                break
+        # Backwards from the target, cheapest first: the first start that is reached has the cheapest way.
+        ways: list[tuple[int, int, int, str, tuple[Hop, ...]]] = [(0, 0, version, target.sha256, ())]
+        done: set[int] = set()
+        tie = count(1)
+        while ways:
+            cost, _, number, sha256, tail = heappop(ways)
+            if number < 0 or (number, sha256) == base:
+                return list(tail)
+            if number in done:
+                continue
+            done.add(number)
             try:
-                link = self.link(parent, link.manifest.parent_sha256)
+                link = self.link(number, sha256)
             except (NoSuchKey, DeltaCorrupt) as error:
-                trouble = f"manifest {parent}: {error}"
+                trouble = f"manifest {number}: {error}"
+                continue
+            for hop in self._hops(link, merges.get(number, ()), loaded, unusable):
+                if str(hop) in unusable:
+                    trouble = f"the {hop} is missing or damaged"
+                else:
+                    heappush(ways, (cost + hop.cost, next(tie), hop.parent, hop.parent_sha256, (hop, *tail)))
+        raise MissingLink(
+            f"{self.store.url}: version {version} of {self.keys.root} cannot be rebuilt: {trouble}, and no usable "
+            f"full lies between it and version {version}; publish a full version or restore the object"
+        )
+
+    def merges(self, low: int, high: int) -> dict[int, list[MergedDelta]]:
+        """Merged deltas between two versions, by the version that they lead to; unreadable ones are left out."""
+        start = self.keys.merged(low, 0).removesuffix(".json") if low > 0 else ""
+        wanted: list[tuple[int, int]] = []
+        for info in self.store.list(self.keys.merges, start):
+            ends = self.keys.merge_of(info.key)
+            if ends is not None and ends[0] > high:
                 break
-        if not ways:
-            raise MissingLink(
-                f"{self.store.url}: version {version} of {self.keys.root} cannot be rebuilt: {trouble}, and no usable "
-                f"full lies between it and version {version}; publish a full version or restore the object"
-            )
-        return min(ways, key=lambda way: sum(hop.cost for hop in way))
+            if ends is not None:
+                wanted.append(ends)
+        found: dict[int, list[MergedDelta]] = {}
+        for merged in self.pool.map(self._merged, wanted) if len(wanted) > 1 else map(self._merged, wanted):
+            if merged is not None and merged.version_sha256 == self.link(merged.version).sha256:
+                found.setdefault(merged.version, []).append(merged)
+        return found
+
+    def pruned_below(self) -> int:
+        """The oldest version whose objects are kept; 0 when nothing was pruned."""
+        try:
+            text = self.store.get(self.keys.pruned, 0, 20)
+        except NoSuchKey:
+            return 0
+        return int(text) if text.isdigit() and len(text) <= 12 else 0
+
+    def ways_to(self, link: Link, low: int = 0) -> list[Hop]:
+        """Every way to a version from one not below ``low``: delta, full, merged deltas."""
+        merges = self.merges(link.version, link.version).get(link.version, ())
+        known = [Hop.delta(link)] if link.manifest.delta and link.manifest.parent >= low else []
+        known += [Hop.full(link)] if link.manifest.full else []
+        return known + [Hop.merged(link, one) for one in merges if one.first >= low]
+
+    def _hops(self, link: Link, merges: Iterable[MergedDelta], loaded: int, unusable: set[str]) -> Iterator[Hop]:
+        """The ways to a version that are worth a look; below its full only where what is loaded lies there."""
+        if link.manifest.full:
+            full = Hop.full(link)
+            yield full
+            if not 0 <= loaded < link.version and str(full) not in unusable:
+                return
+        if link.manifest.delta:
+            yield Hop.delta(link)
+        for merged in merges:
+            yield Hop.merged(link, merged)
+
+    def _merged(self, ends: tuple[int, int]) -> MergedDelta | None:
+        merged = self._merges.get(ends)
+        if merged is None:
+            with suppress(NoSuchKey, DeltaCorrupt):
+                merged = MergedDelta.from_bytes(self.store.get(self.keys.merged(*ends)))
+                if (merged.version, merged.first) == ends:
+                    self._merges[ends] = merged
+                    return merged
+            return None
+        return merged
 
     def _hint(self) -> int:
         try:
@@ -205,8 +285,8 @@ class Chain:
 
     def _prefetch(self, low: int, high: int) -> None:
         """Read manifests between two versions side by side, so that a long chain costs one round trip."""
-        wanted = [version for version in range(max(0, low), high) if version not in self._links]
-        if 1 < len(wanted) <= _KEPT_LINKS // 2:
+        wanted = [v for v in range(max(0, low, high - _FARTHEST_PREFETCH), high) if v not in self._links]
+        if len(wanted) > 1:
             list(self.pool.map(self._prefetched, wanted))
 
     def _prefetched(self, version: int) -> None:

@@ -5,7 +5,7 @@ manifest's. Every manifest, head and table of the plan is checked before the fir
 before it is applied, every segment after it; the image that came in is never touched, so a crash leaves it whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,9 +20,10 @@ from headrace.schemas.delta_manifest import ShardRef
 from headrace.schemas.delta_shard import FULL, FrameRow, SegmentRow, ShardHead, digest_of, root_of, unpack_head
 from headrace.schemas.delta_steps import Kernels, kernels_for
 
-__all__ = ("Image", "load_image")
+__all__ = ("Image", "apply_hop", "load_image")
 
-_WHOLE = 8 << 20
+_WHOLE = 256 << 20
+_CHUNK = 8 << 20
 _WINDOW = 16 << 20
 _TRIES = 3
 _PARALLEL_ABOVE = 1 << 20
@@ -67,17 +68,15 @@ class _Shard:
     hop: int
     ref: ShardRef
     head: ShardHead
-    body: bytes | None
+    body: bytes | bytearray | None
 
 
-def load_image(
-    chain: Chain, version: int, base: Image | None = None, without: Sequence[tuple[int, bool]] = ()
-) -> Image:
+def load_image(chain: Chain, version: int, base: Image | None = None, without: Iterable[str] = ()) -> Image:
     """The weights of a version: by deltas on ``base`` or from a full, whichever is cheaper.
 
     An object that is missing or stays damaged is left out and the way planned again; a result that is wrong on
-    ``base`` is built again from a full. without: hops (version, full) not to use. Raises MissingLink when no way is
-    left, NoSuchKey when the version is not committed, and the store's errors (then repeat the call).
+    ``base`` is built again from a full. without: texts of hops not to use. Raises MissingLink when no way is left,
+    NoSuchKey when the version is not committed, and the store's errors (then repeat the call).
     """
     unusable = set(without)
     trouble: BaseException | None = None
@@ -96,7 +95,18 @@ def load_image(
             if failed.on_base:
                 base = None
             else:
-                unusable.add((failed.hop.link.version, failed.hop.full))
+                unusable.add(str(failed.hop))
+
+
+def apply_hop(chain: Chain, hop: Hop, base: Image | None) -> Image:
+    """The image after one hop from ``base`` (its parent's image; None for a full), verified like every other.
+
+    Raises DeltaCorrupt or NoSuchKey when the hop cannot be used, and the store's errors.
+    """
+    try:
+        return _Loading(chain, [hop], base).image()
+    except _HopFailed as failed:
+        raise failed.__cause__ or failed from None
 
 
 class _Loading:
@@ -106,14 +116,14 @@ class _Loading:
         self._store = chain.store
         self._map = chain.pool.map if sum(hop.cost for hop in plan) > _PARALLEL_ABOVE else map
         self._plan = plan
-        self._base = None if plan[0].full else base
+        self._base = None if plan[0].parent < 0 else base
         self._layout = chain.layout(plan[-1].link.manifest.layout_digest)
         self._kernels: Kernels = kernels_for(self._layout.nbytes)
         self._bytes_read = 0
 
     def image(self) -> Image:
         """Open and check the whole plan, then build the image."""
-        shards = list(self._map(self._open, *zip(*self._requests(), strict=True)))
+        shards = self._shards()
         digests, last = self._checked(shards)
         data = np.empty(self._layout.nbytes, np.uint8) if self._base is None else self._base.data.copy()
         for number in range(len(self._plan)):
@@ -125,31 +135,57 @@ class _Loading:
         data.flags.writeable = False
         return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
 
-    def _requests(self) -> list[tuple[int, ShardRef]]:
-        return [(number, ref) for number, hop in enumerate(self._plan) for ref in hop.refs]
+    def _shards(self) -> list[_Shard]:
+        """Every object of the plan with its head checked; deltas whole, all their bytes asked for at once."""
+        refs = [(number, ref) for number, hop in enumerate(self._plan) for ref in hop.refs]
+        asked = [
+            (place, start, min(start + _CHUNK, size))
+            for place, (number, ref) in enumerate(refs)
+            for size in [ref.nbytes if self._whole(number, ref) else ref.head]
+            for start in range(0, size, _CHUNK)
+        ]
+        parts: dict[int, list[bytes]] = {}
+        got = self._map(lambda one: self._part(refs[one[0]], one[1], one[2]), asked)
+        for (place, start, end), data in zip(asked, got, strict=True):
+            self._bytes_read += len(data)
+            # A short answer shifts what follows; the digests find it, and what is wrong is asked for again.
+            parts.setdefault(place, []).append(data[: end - start])
+        return [
+            self._opened(number, ref, parts[place][0] if len(parts[place]) == 1 else b"".join(parts[place]))
+            for place, (number, ref) in enumerate(refs)
+        ]
 
-    def _open(self, number: int, ref: ShardRef) -> _Shard:
-        """Fetch an object's head (a small object whole) and check it against the manifest."""
-        hop = self._plan[number]
-        whole = ref.nbytes <= _WHOLE
+    def _whole(self, number: int, ref: ShardRef) -> bool:
+        """Whether an object is fetched in one go: small ones, and deltas unless they are as large as fulls."""
+        return ref.nbytes <= (_WHOLE if self._plan[number].parent >= 0 else min(_WHOLE, _CHUNK))
+
+    def _part(self, ref: tuple[int, ShardRef], start: int, end: int) -> bytes:
         try:
-            for _ in range(_TRIES):
-                data = self._store.get(ref.key, 0, ref.nbytes if whole else ref.head)
+            return self._store.get(ref[1].key, start, end)
+        except NoSuchKey as error:
+            raise _HopFailed(self._plan[ref[0]]) from error
+
+    def _opened(self, number: int, ref: ShardRef, data: bytes) -> _Shard:
+        """An object from its first bytes (or all of them), its head checked against the manifest."""
+        hop = self._plan[number]
+        try:
+            for attempt in range(_TRIES):
+                if attempt:
+                    again = self._store.get(ref.key, 0, min(len(data), max(_CHUNK, ref.head)))
+                    data = again + data[len(again) :]
                 if len(data) >= ref.head and digest_of(memoryview(data)[: ref.head]).hex() == ref.digest:
                     break
             else:
                 raise DeltaCorrupt(f"{self._store.url}: head of {ref.key} does not have digest {ref.digest}")
             head = unpack_head(memoryview(data)[: ref.head], self._layout)
             manifest = hop.link.manifest
-            parent = manifest.parent if not hop.full else -1
-            if (head.kind == FULL, head.version, head.parent) != (hop.full, manifest.version, parent):
+            if (head.kind == FULL, head.version, head.parent) != (hop.parent < 0, manifest.version, hop.parent):
                 raise DeltaCorrupt(f"{self._store.url}: {ref.key} is not the {hop}")
-            if head.nbytes != ref.nbytes or head.ranks != len(hop.refs):
+            if head.nbytes != ref.nbytes:
                 raise DeltaCorrupt(f"{self._store.url}: {ref.key} is not the object that its manifest names")
         except (NoSuchKey, DeltaCorrupt) as error:
             raise _HopFailed(hop) from error
-        self._bytes_read += len(data)
-        return _Shard(number, ref, head, data if whole else None)
+        return _Shard(number, ref, head, data if self._whole(number, ref) else None)
 
     def _checked(self, shards: Sequence[_Shard]) -> tuple[list[bytes], dict[int, int]]:
         """The digests of all segments after the plan, and the last hop that touches each segment.
@@ -165,8 +201,8 @@ class _Loading:
             for row in rows:
                 digests[row.index] = row.digest
                 last[row.index] = number
-            twice = len(indices) != len(rows) or len({shard.head.rank for shard in mine}) != len(mine)
-            missing = hop.full and len(indices) != len(self._layout.segments)
+            twice = len(indices) != len(rows)
+            missing = hop.parent < 0 and len(indices) != len(self._layout.segments)
             foreign = hop.link.manifest.layout_digest != self._layout.digest
             if twice or missing or foreign or root_of(digests) != hop.link.manifest.root_digest:
                 problem = DeltaCorrupt(f"{self._store.url}: the {hop} does not lead to its root digest")
