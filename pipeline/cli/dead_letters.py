@@ -7,6 +7,7 @@ import typer
 
 from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
 from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, when
+from headrace.schemas.ids import unprefixed
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka import RawRecord
@@ -24,11 +25,11 @@ def list_letters(
 ) -> None:
     """All dead letters with their origin, size and reason."""
     with reading(folder, run, bootstrap) as connection:
-        letters = [_about(raw) for raw in connection.read_topic("dead-letters")]
+        letters = [_about(raw, connection.run) for raw in connection.read_topic("dead-letters")]
     if output is Format.json:
         print_json(letters)
         return
-    columns = ("offset", "time", "by", "origin", "bytes", "exception", "message")
+    columns = ("offset", "time", "stage", "origin", "bytes", "exception", "message")
     print_table(columns, [[str(letter[name])[:100] for name in columns] for letter in letters])
     sys.stderr.write(f"{len(letters)} dead letters\n")
 
@@ -50,23 +51,23 @@ def show(
     headers = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in found.headers}
     value = found.value or b""
     if output is Format.json:
-        print_json({**_about(found), "headers": headers, "value_hex": value[:_SHOWN_BYTES].hex()})
+        print_json({**_about(found, connection.run), "headers": headers, "value_hex": value[:_SHOWN_BYTES].hex()})
         return
     for name, text in headers.items():
         sys.stdout.write(f"{name}: {text}\n")
     sys.stdout.write(f"value: {len(value)} bytes, beginning {value[:_SHOWN_BYTES]!r}\n")
 
 
-def _about(raw: "RawRecord") -> dict[str, Any]:
+def _about(raw: "RawRecord", run: str) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in raw.headers}
-    topic = headers.get(f"{_PREFIX}topic", "")
+    topic = unprefixed(run, headers.get(f"{_PREFIX}topic", ""))
     origin = (
         f"{topic}[{headers.get(f'{_PREFIX}partition', '')}]@{headers.get(f'{_PREFIX}offset', '')}" if topic else "-"
     )
     return {
         "offset": raw.offset,
         "time": when(raw.timestamp_ms),
-        "by": headers.get("hr-by", ""),
+        "stage": headers.get("hr-stage", ""),
         "origin": origin,
         "bytes": len(raw.value or b""),
         "exception": headers.get(f"{_PREFIX}exception", ""),
