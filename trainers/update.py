@@ -188,8 +188,12 @@ class Learner:
 
 
 def _compare(new: Tensor, micro: MicroBatch, version: int, into: dict[str, float]) -> None:
-    """Add up |new - behave| over the tokens that the present version sampled, before any update."""
-    fresh = (micro.mask & (micro.versions == version)).to(new.device)
+    """Add up |new - behave| over the rows that the present version sampled whole, before any update.
+
+    In a row of several versions a token of the present one saw keys and values of older ones.
+    """
+    whole = ((micro.versions == version) | ~micro.mask).all(-1, keepdim=True)
+    fresh = (micro.mask & whole).to(new.device)
     distance = (new - micro.behave.to(new.device)).abs()[fresh]
     if distance.numel():
         into["distance"] = into.get("distance", 0.0) + float(distance.sum())
