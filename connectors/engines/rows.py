@@ -60,7 +60,7 @@ class Rows:
         self, rows: slice, tokens: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], version: int
     ) -> npt.NDArray[np.int8]:
         """Add one sampled token to each of ``rows``; returns for each why it ends now, 0 when it goes on."""
-        made = self.produced[rows]
+        made = self.produced[rows].copy()
         if made.size and int(made.max()) >= self._tokens.shape[1]:
             self._widen()
         index = np.arange(rows.start, rows.stop)

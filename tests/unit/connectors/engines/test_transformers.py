@@ -81,6 +81,17 @@ def test_continuous_batching_equals_one_by_one(engine: TransformersEngine, tiny_
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
+def test_a_completion_has_as_many_tokens_as_asked_for_unless_it_stops(engine: TransformersEngine) -> None:
+    requests = _requests(40, seed=5)
+    for request, done in zip(requests, generate(engine, requests), strict=True):
+        if done.end_reason == "stop":
+            assert done.tokens[-1] == 2
+            assert done.tokens.size <= request.sampling.max_new_tokens
+        else:
+            assert done.tokens.size == request.sampling.max_new_tokens
+        assert 2 not in done.tokens[:-1]
+
+
 def test_same_seed_same_tokens_and_other_seed_other_tokens(engine: TransformersEngine) -> None:
     prompt = np.array([5, 6, 7], np.int32)
 
