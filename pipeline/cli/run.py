@@ -2,12 +2,17 @@
 
 import shlex
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.pipeline.cli.arguments import command_group, compositions
 from headrace.schemas.errors import EXIT_FAILURE, HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka import Connection
+    from headrace.pipeline.launch.folder import RunFolder
+    from headrace.schemas.config import RunConfig
 
 __all__ = ("app",)
 
@@ -80,13 +85,10 @@ def run(
         raise typer.Exit(_INTERRUPTED if outcome == "interrupted" else EXIT_FAILURE)
 
 
-def _write_report(folder: object, connection: object) -> None:
+def _write_report(folder: "RunFolder", connection: "Connection") -> None:
     """Write the report while the broker is up; a run is not failed by a report that cannot be made."""
-    from headrace.connectors.kafka import Connection
-    from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.report import write_report
 
-    assert isinstance(folder, RunFolder) and isinstance(connection, Connection)
     try:
         figures = write_report(folder, connection)
     except HeadraceError as error:
@@ -97,12 +99,10 @@ def _write_report(folder: object, connection: object) -> None:
     sys.stdout.flush()
 
 
-def _print_plan(config: object) -> None:
+def _print_plan(config: "RunConfig") -> None:
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.parts import parts_of
-    from headrace.schemas.config import RunConfig
 
-    assert isinstance(config, RunConfig)
     sys.stdout.write(config.model_dump_json(indent=2) + "\n")
     for part in parts_of(config, RunFolder.of(config).config, config.kafka.bootstrap or "LOCAL"):
         sys.stdout.write(f"{part.name}: {shlex.join(part.command)}\n")
