@@ -141,6 +141,9 @@ def late_admission(patch: pytest.MonkeyPatch) -> None:
         def takes(self, kind: str, policies: Any) -> bool:
             return True
 
+        def has_loaded(self, bounds: Any) -> bool:
+            return True
+
     def eager(self: Schedule, context: Any) -> None:
         while self._admit([Anybody()], context):  # type: ignore[list-item]
             pass
