@@ -7,6 +7,8 @@ distribution and entry point it came from and what else there is.
 
 import difflib
 import importlib
+import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -33,7 +35,7 @@ GROUPS = tuple(
 def installed(group: str) -> dict[str, EntryPoint]:
     """Entry points of a group by name; the first distribution that declares a name has it. Nothing is imported."""
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=_checked(group)):
+    for entry in _entries(_checked(group), tuple(sys.path)):
         found.setdefault(entry.name, entry)
     return dict(sorted(found.items()))
 
@@ -45,7 +47,7 @@ def load(group: str, name: str) -> Any:
     """
     if ":" in name:
         return _resolve(f"{group} {name!r}", name)
-    entries = [entry for entry in entry_points(group=_checked(group)) if entry.name == name]
+    entries = [entry for entry in _entries(_checked(group), tuple(sys.path)) if entry.name == name]
     targets = {entry.value for entry in entries}
     if not entries:
         names = list(installed(group))
@@ -59,6 +61,12 @@ def load(group: str, name: str) -> Any:
     return _resolve(
         f"{group} {name!r} (entry point {entry.value!r} of distribution {_distribution(entry)})", entry.value
     )
+
+
+@cache
+def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of a group on a path: finding them reads the metadata of every installed distribution."""
+    return tuple(entry_points(group=group))
 
 
 def _checked(group: str) -> str:

@@ -54,6 +54,6 @@ def test_an_import_that_fails_names_distribution_and_entry_point(
 
 def test_two_distributions_that_claim_a_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [EntryPoint("twice", value, "headrace.losses") for value in ("a:x", "b:y")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: both)
+    monkeypatch.setattr(plugins, "_entries", lambda group, path: both)
     with pytest.raises(ConfigurationError, match=r"'twice' is declared by unknown \(a:x\) and unknown \(b:y\)"):
         load("headrace.losses", "twice")
