@@ -92,6 +92,10 @@ class FaultStore:
         """See ``ObjectStore.delete``."""
         self._call("delete", key, lambda: self.inner.delete(key))
 
+    def sweep_unfinished(self, prefix: str, before: float) -> int:
+        """See ``ObjectStore.sweep_unfinished``."""
+        return self.inner.sweep_unfinished(prefix, before)
+
     def _call(self, verb: str, key: str, call: Callable[[], Any]) -> Any:
         self.calls.append((verb, key))
         self.before(verb, key)

@@ -1,8 +1,8 @@
 """Weights under faults: what is killed, raced, damaged, lost or pruned never makes a reader serve wrong weights.
 
 Writers, readers, compactors and prunings run as forked processes on one store and die by SIGKILL at every step of
-their work; others race, freeze and wake up too late, or see damaged answers. After each fault every reader's snapshot is
-compared with the truth, and once the faults stop every reader must come to the head.
+their work; others race, freeze and wake up too late, or see damaged answers. After each fault every reader's snapshot
+is compared with the truth, and once the faults stop every reader must come to the head.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +37,8 @@ from benchmarks.form import Figure, main
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.probe import probe_create_only
 from headrace.connectors.stores.store import ObjectStore, StoreError, StoreUnavailable
+from headrace.pipeline.delta_compact import Compactor
+from headrace.pipeline.delta_prune import prune
 from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
 from headrace.schemas.delta_layout import DeltaError
 from headrace.trainers.step_to_delta import VersionTaken
@@ -57,6 +60,12 @@ def _settle(tally: Tally, store: ObjectStore, readers: list[WeightReader], where
             tally.notes.append(f"{where}: version {one.version} cannot be rebuilt: {one.problem}")
 
 
+def _advanced(store: ObjectStore, versions: int, lineage: int) -> int:
+    """What a forked writer does."""
+    advance(store, versions, lineage)
+    return 0
+
+
 def _away() -> NoReturn:
     raise StoreUnavailable("connection reset")
 
@@ -71,7 +80,7 @@ def killed_publishing(folder: Path, tally: Tally, quick: bool) -> None:
             reader.fetch()
             for lineage in (1, 2):
                 hurt = FaultStore(store, **{moment: nth_call(number, die)})  # type: ignore[arg-type]
-                status = ended(forked(lambda hurt=hurt, lineage=lineage: advance(hurt, 4, lineage).version * 0))  # type: ignore[misc]
+                status = ended(forked(partial(_advanced, hurt, 4, lineage)))
                 tally.faults += status == -signal.SIGKILL
                 with suppress(DeltaError):
                     reader.fetch()
@@ -167,7 +176,7 @@ def two_writers(folder: Path, tally: Tally, quick: bool) -> None:
         advance(store, 1)
         reader = _reader(store)
         reader.fetch()
-        writers = [forked(lambda who=who: advance(store, 5, who).version * 0) for who in range(1, 4)]  # type: ignore[misc]
+        writers = [forked(partial(_advanced, store, 5, who)) for who in range(1, 4)]
         tally.faults += len(writers)
         deadline = time.monotonic() + 60
         while (publisher(store).head().version < 15) and time.monotonic() < deadline:  # type: ignore[union-attr]
@@ -189,7 +198,7 @@ def frozen_writer(folder: Path, tally: Tally, quick: bool) -> None:
         freeze = nth_call(number, lambda: os.kill(os.getpid(), signal.SIGSTOP))
         hurt = FaultStore(store, before=freeze)
 
-        def zombie(hurt: FaultStore = hurt) -> int:
+        def zombie(hurt: FaultStore = hurt, store: LocalStore = store) -> int:
             writer, head = publisher(hurt), publisher(store).head()
             assert head is not None
             for version in (head.version + 1, head.version + 2, head.version + 3):
@@ -310,6 +319,34 @@ def pruned_chain(folder: Path, tally: Tally, quick: bool) -> None:
         tally.converge(store, [late, reader], f"pruned at call {number}")
 
 
+def killed_upkeep(folder: Path, tally: Tally, quick: bool) -> None:
+    """Compactor and pruning die at every put and delete, or run while readers follow; what they leave serves all."""
+    for number in range(0, 60, 12 if quick else 2):
+        store = LocalStore(folder / str(number))
+        readers = [_reader(store) for _ in range(3)]
+        for reader, stay in zip(readers, (2, 9, 4), strict=True):
+            advance(store, stay)
+            reader.fetch()
+        advance(store, 3)
+        hurt = FaultStore(store, before=nth_call(number // 2, die, ("put", "delete", "list")))
+
+        def upkeep(hurt: FaultStore = hurt) -> int:
+            for _ in range(2):
+                Compactor(hurt, RUN, POLICY).run()
+                prune(hurt, RUN, POLICY, grace_seconds=0, orphan_seconds=0)
+            return 0
+
+        child = forked(upkeep)
+        for reader in readers[: number % 3]:
+            with suppress(DeltaError):
+                reader.fetch()
+            tally.check(reader, f"upkeep killed at call {number}")
+        tally.faults += ended(child) == -signal.SIGKILL
+        Compactor(store, RUN, POLICY).run()
+        prune(store, RUN, POLICY, grace_seconds=0, orphan_seconds=0)
+        _settle(tally, store, readers, f"upkeep killed at call {number}")
+
+
 def _version_in(key: str) -> int:
     parts = key.split("/")
     text = parts[4] if parts[3] in ("delta", "full") else parts[4].removesuffix(".json") if len(parts) > 4 else ""
@@ -328,7 +365,7 @@ def no_conditions(folder: Path, tally: Tally, quick: bool) -> None:
         advance(blind, 2)
         reader = _reader(blind)
         reader.fetch()
-        writers = [forked(lambda who=who: advance(blind, 3, who).version * 0) for who in (1, 2)]  # type: ignore[misc]
+        writers = [forked(partial(_advanced, blind, 3, who)) for who in (1, 2)]
         tally.faults += len(writers)
         for _ in range(20):
             with suppress(DeltaError):
@@ -355,6 +392,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     crash_applying,
     wrong_base,
     pruned_chain,
+    killed_upkeep,
     no_conditions,
 )
 

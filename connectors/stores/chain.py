@@ -283,12 +283,17 @@ class Chain:
             raise DeltaCorrupt(f"{self.store.url}: {key} is the manifest of version {manifest.version}")
         return Link(manifest, sha256)
 
+    def links(self, versions: Iterable[int]) -> list[Link]:
+        """The verified manifests of several versions, read side by side; unreadable ones are left out."""
+        wanted = list(versions)
+        found = self.pool.map(self._readable, wanted) if len(wanted) > 1 else map(self._readable, wanted)
+        return [link for link in found if link is not None]
+
     def _prefetch(self, low: int, high: int) -> None:
         """Read manifests between two versions side by side, so that a long chain costs one round trip."""
-        wanted = [v for v in range(max(0, low, high - _FARTHEST_PREFETCH), high) if v not in self._links]
-        if len(wanted) > 1:
-            list(self.pool.map(self._prefetched, wanted))
+        self.links(v for v in range(max(0, low, high - _FARTHEST_PREFETCH), high) if v not in self._links)
 
-    def _prefetched(self, version: int) -> None:
+    def _readable(self, version: int) -> Link | None:
         with suppress(NoSuchKey, DeltaCorrupt):
-            self.link(version)
+            return self.link(version)
+        return None

@@ -120,6 +120,17 @@ class LocalStore:
         except OSError as error:
             raise self._explained(error, key, "delete") from error
 
+    def sweep_unfinished(self, prefix: str, before: float) -> int:
+        """Remove temporary files of killed writers (see ``ObjectStore.sweep_unfinished``)."""
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        swept = 0
+        for path in (self._root / folder).rglob(".*.part"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    swept += 1
+        return swept
+
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 

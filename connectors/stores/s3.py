@@ -147,6 +147,24 @@ class S3Store:
         except (self._errors.ClientError, self._errors.BotoCoreError) as error:
             self._raise(error, key, "delete")
 
+    def sweep_unfinished(self, prefix: str, before: float) -> int:
+        """Abort old multipart uploads (see ``ObjectStore.sweep_unfinished``)."""
+        swept = 0
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + check_prefix(prefix)
+        )
+        try:
+            for page in pages:
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"].timestamp() < before:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        swept += 1
+        except (self._errors.ClientError, self._errors.BotoCoreError) as error:
+            self._raise(error, prefix, "abort uploads under")
+        return swept
+
     def create_bucket(self) -> None:
         """Make the bucket if it is missing (test servers and fresh deployments)."""
         try:

@@ -97,6 +97,13 @@ class ObjectStore(Protocol):
         """Remove an object; removing what is not there is no error."""
         ...
 
+    def sweep_unfinished(self, prefix: str, before: float) -> int:
+        """Remove what uploads begun before a time (seconds since the epoch) left of objects under ``prefix``.
+
+        Multipart uploads that nobody completed, temporary files of killed writers; returns how many.
+        """
+        ...
+
 
 _PART = re.compile(r"[A-Za-z0-9_=+@~-][A-Za-z0-9._=+@~-]*")
 _LONGEST_KEY = 900

@@ -1,39 +1,28 @@
 """`headrace deltas`: the weight versions of a run, from its folder or straight from the object store.
 
 A run folder or a store URL in; tables, JSON, a verdict (exit 1 on a version that cannot be rebuilt) or a Hugging Face
-checkpoint of any version out. Nothing here writes to the store.
+checkpoint of any version out. Nothing here writes to the store; what does is in ``delta_upkeep``.
 """
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
-from headrace.schemas.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from headrace.connectors.stores.store import ObjectStore
+from headrace.pipeline.cli.delta_place import Policy, RunId, Where, number_of, place_of
+from headrace.pipeline.cli.delta_upkeep import compact, merge, prune
 
 __all__ = ("app",)
 
-app = command_group("Weights in the object store: list, show, verify, export.")
+app = command_group("Weights in the object store: list, show, verify, export, merge, compact, prune.")
+for _command in (merge, compact, prune):
+    app.command()(_command)
 
-Where = Annotated[str, typer.Argument(help="A run folder, a store folder, or s3://bucket/prefix.")]
 Version = Annotated[int, typer.Argument(help="The version; -1 is the newest.")]
-RunId = Annotated[str, typer.Option("--run", help="Run id, where the store holds several.")]
-Policy = Annotated[str, typer.Option(help="Policy, where the run has several.")]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    store: "ObjectStore"
-    run: str
-    policy: str
-    model: Path | None
 
 
 @app.command("list")
@@ -41,7 +30,7 @@ def list_versions(where: Where, run: RunId = "", policy: Policy = "", output: Ou
     """All committed versions, oldest first: sizes, changed share, digests."""
     from headrace.connectors.stores.chain import Chain
 
-    place = _place(where, run, policy)
+    place = place_of(where, run, policy)
     chain = Chain(place.store, place.run, place.policy)
     versions = [chain.committed(version) for version in chain.versions()]
     if output is Format.json:
@@ -64,9 +53,9 @@ def show(
     """One version: its manifest, its objects, and the share of changed elements of every tensor."""
     from headrace.connectors.stores.chain import Chain
 
-    place = _place(where, run, policy)
+    place = place_of(where, run, policy)
     chain = Chain(place.store, place.run, place.policy)
-    committed = chain.committed(_number(chain.head_version(), version, place))
+    committed = chain.committed(number_of(chain.head_version(), version, place))
     manifest = chain.link(committed.version).manifest
     tensors = chain.layout(manifest.layout_digest).tensors
     changed = [
@@ -94,7 +83,7 @@ def verify(where: Where, run: RunId = "", policy: Policy = "", output: Output = 
     """Rebuild every version from every object that leads to it and compare digests; exit 1 if one fails."""
     from headrace.pipeline.delta_to_worker import verify_chain
 
-    place = _place(where, run, policy)
+    place = place_of(where, run, policy)
     checked = verify_chain(place.store, place.run, place.policy)
     bad = [one for one in checked if one.problem]
     if output is Format.json:
@@ -120,9 +109,9 @@ def export(
     from headrace.connectors.checkpoint_file import write_checkpoint
     from headrace.pipeline.delta_to_worker import WeightReader
 
-    place = _place(where, run, policy)
+    place = place_of(where, run, policy)
     reader = WeightReader(place.store, place.run, place.policy)
-    reader.fetch(_number(reader.head_version(), version, place))
+    reader.fetch(number_of(reader.head_version(), version, place))
     snapshot = reader.snapshot()
     head = snapshot.version
     told = {"run": head.run, "policy": head.policy, "version": str(head.version), "root_digest": head.root_digest}
@@ -130,44 +119,3 @@ def export(
     write_checkpoint(target, snapshot.layout, snapshot.weights, folder, told)
     beside = f" with configuration and tokenizer of {folder}" if folder else " (weights alone: name --model)"
     sys.stdout.write(f"version {head.version} of {head.run}/{head.policy} written to {target}{beside}\n")
-
-
-def _number(head: int, version: int, place: _Place) -> int:
-    if head < 0:
-        raise ConfigurationError(f"{place.store.url}: nothing is committed under runs/{place.run}/{place.policy}")
-    return head if version < 0 else version
-
-
-def _place(where: str, run: str, policy: str) -> _Place:
-    """The store, run and policy that the arguments mean. Raises ConfigurationError when they are not clear."""
-    from headrace.connectors.stores.open import open_store
-
-    folder = Path(where)
-    if (folder / "config.json").is_file():
-        return _place_of_run(folder, policy)
-    if "://" not in where and not folder.is_dir():
-        raise ConfigurationError(f"{where} is neither a run folder nor a store: no such folder")
-    store = open_store(where)
-    found = sorted(
-        {(parts[1], parts[2]) for info in store.list("runs/") if "manifest" in (parts := info.key.split("/"))}
-    )
-    fits = [(r, p) for r, p in found if run in ("", r) and policy in ("", p)]
-    if len(fits) != 1:
-        names = ", ".join(f"--run {r} --policy {p}" for r, p in found) or "no version of any policy"
-        raise ConfigurationError(f"{store.url} holds {names}; {len(fits)} fit the arguments, name one")
-    return _Place(store, *fits[0], None)
-
-
-def _place_of_run(folder: Path, policy: str) -> _Place:
-    from headrace.connectors.stores.open import open_store
-    from headrace.schemas.config import read_config
-
-    config = read_config(folder / "config.json")
-    names = config.policy_names()
-    if (policy and policy not in names) or (not policy and len(names) != 1):
-        raise ConfigurationError(f"{folder} has the policies {', '.join(names)}: name one with --policy")
-    name = policy or names[0]
-    if not config.store.url and not (folder / "store").is_dir():
-        raise ConfigurationError(f"{folder} has no store folder: the run has published nothing yet")
-    model = Path(config.policies[name].model)
-    return _Place(open_store(config.store, folder), config.run.id, name, model if model.is_dir() else None)

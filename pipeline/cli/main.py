@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "groups": ("headrace.pipeline.cli.groups", "Positions of the consumer groups of a run"),
     "trace": ("headrace.pipeline.cli.trace", "Follow one prompt from its record to the step that trained it"),
     "dead-letters": ("headrace.pipeline.cli.dead_letters", "Records that a stage could not use"),
-    "deltas": ("headrace.pipeline.cli.deltas", "Weights in the object store: list, show, verify"),
+    "deltas": ("headrace.pipeline.cli.deltas", "Weights in the object store: list, show, verify, merge, prune"),
     "flow": ("headrace.pipeline.cli.flow", "The path of the data: stages, topics, records"),
     "operators": ("headrace.pipeline.cli.operators", "Installed plug-ins by group"),
     "broker": ("headrace.pipeline.cli.broker", "The local broker by itself"),
