@@ -107,6 +107,8 @@ class Task:
         """True when something was folded or written since the last commit."""
         self.acted = 0.0
         """Monotonic time of the last ``act``."""
+        self.committed = time.monotonic()
+        """Monotonic time of the last commit."""
         self.changelog_end = -1
         """End of the changelog when the task was suspended."""
         self._config = config
@@ -331,6 +333,7 @@ class Task:
         for store in self._stores.values():
             store.commit()
         self.touched = False
+        self.committed = time.monotonic()
 
     def reset(self) -> dict[Place, int]:
         """The transaction was aborted: forget its writes, open a new stage; returns the committed positions."""

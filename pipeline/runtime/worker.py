@@ -7,19 +7,18 @@ aborted, the producer is lost, or the group moves partitions.
 
 import logging
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.connectors.kafka import Connection, RawRecord
-from headrace.connectors.kafka_errors import MissingTopic
+from headrace.connectors.kafka_errors import KafkaFailure, MissingTopic, error_of
 from headrace.connectors.lifetime import StopSignal
-from headrace.connectors.marks import Mark
-from headrace.connectors.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
-from headrace.pipeline.runtime.assignment import input_places, output_places, tasks_of
+from headrace.connectors.transaction import ProducerLost, TransactionAborted, Watchdog
+from headrace.pipeline.runtime.assignment import tasks_of
 from headrace.pipeline.runtime.attach import Attacher
+from headrace.pipeline.runtime.claim import BACK_OFF_SECONDS, Claim
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.members import Membership
 from headrace.pipeline.runtime.metrics import Registry
@@ -28,7 +27,7 @@ from headrace.pipeline.runtime.stage import StageFactory
 from headrace.pipeline.runtime.task import Task, TaskState
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError
-from headrace.schemas.ids import changelog_topic, consumer_group, transactional_id
+from headrace.schemas.ids import changelog_topic, consumer_group
 from headrace.schemas.topics import STORES, SUB_TOPOLOGIES
 
 __all__ = ("Worker", "wall_ms")
@@ -43,9 +42,12 @@ LONGEST_TURN_SECONDS = 0.5
 TURN_RECORDS = 10_000
 TURN_BYTES = 64 << 20
 TICK_SECONDS = 0.1
+ABORT_PAUSE_SECONDS = 0.1
 REPORT_SECONDS = 10.0
-BACK_OFF_SECONDS = 1.0
-"""A successor gets this time to leave its mark before a lost producer is replaced."""
+KEEP_SECONDS = 10.0
+"""A task with timers commits at least so often, so that its changelog says until when it was run."""
+FORGOTTEN_SECONDS = 20.0
+"""A member that the group does not know joins anew when nobody calls it for so long."""
 FETCH_WAIT_MS = 200
 """Long poll of the inputs: how late the end of a quiet partition is noticed."""
 
@@ -88,10 +90,11 @@ class Worker:
         self._suspended: dict[int, Task] = {}
         self._places: dict[Place, Task] = {}
         self._trouble: Exception | None = None
-        self._mark: Mark | None = None
         self._counts: dict[str, int] = {}
         self._folded = self._commits = 0
         self._reported = time.monotonic()
+        self._expelled: float | None = None
+        """Since when the group does not know this member, by the monotonic clock."""
 
     def run(self) -> None:
         """Work until every task is finished or the process must stop.
@@ -101,15 +104,15 @@ class Worker:
         """
         self._prepare()
         try:
-            self._replace_producer(0.0)
-            self._members.join(SUB_TOPOLOGIES[self._sub_topology])
-            while not self._stop.is_set() and not self._finished():
-                self._guarded(self._turn)
-        except ProducerLost as error:
+            self._transaction = self._claim.take(back_off=0.0)
+            try:
+                self._members.join(SUB_TOPOLOGIES[self._sub_topology])
+                while not self._stop.is_set() and not self._finished():
+                    self._guarded(self._turn)
+            finally:
+                self._close()
+        except (ProducerLost, TransactionAborted) as error:
             log.info("%s: stopped without its last commit: %s", self._sub_topology, error)
-        finally:
-            self._report(last=True)
-            self._close()
 
     # clients
 
@@ -117,17 +120,27 @@ class Worker:
         sub, connection = self._sub_topology, self._connection
         connection.wait_for_broker()
         self._counts = connection.list_run_topics()
-        outputs = {topic for topic in SUB_TOPOLOGIES[sub] if topic not in self._counts}
-        if outputs:
+        needed = (*SUB_TOPOLOGIES[sub], *(changelog_topic(sub, store) for store in STORES[sub]))
+        missing = [connection.topic(topic) for topic in needed if topic not in self._counts]
+        if missing:
             raise MissingTopic(
-                f"topics {', '.join(map(connection.topic, sorted(outputs)))} do not exist on the cluster at "
-                f"{connection.bootstrap}; create the run's topics first"
+                f"topics {', '.join(missing)} do not exist on the cluster at {connection.bootstrap}; create the run's "
+                "topics first"
             )
-        self._inputs = input_places(sub, self._counts)
         self._name = f"{sub}.{self._instance}"
         self._make_consumer()
         self._questions = Questions(
             connection, self._consumer, consumer_group(connection.run, sub), self._name, self._stop
+        )
+        self._claim = Claim(
+            connection,
+            sub,
+            self._instance,
+            self._counts,
+            questions=self._questions,
+            watchdog=self._watchdog,
+            stop=self._stop,
+            clock=self._clock,
         )
         self._frontier = Frontier(self._questions.ends, self._questions.newest, self._on_outage, self._clock)
         self._attacher = Attacher(connection, self._questions, self._stop)
@@ -164,58 +177,12 @@ class Worker:
         value: bytes | None,
         headers: list[tuple[str, bytes | None]],
     ) -> None:
+        if partition >= self._counts.get(topic, 0):
+            raise KafkaFailure(
+                f"{self._name} writes to {self._connection.topic(topic)}[{partition}], which does not exist: the topic "
+                f"has {self._counts.get(topic, 0)} partitions"
+            )
         self._transaction.produce(self._connection.topic(topic), value, partition, key, headers)
-
-    def _replace_producer(self, back_off: float) -> None:
-        """Make a producer that owns the transactional id: init, sweep, read the marks (protocol 7).
-
-        Raises Superseded when another process of this instance took over, ProducerLost on stop.
-        """
-        while True:
-            if back_off:
-                self._stop.wait(back_off)
-                self._refuse_successor()
-            try:
-                producer = self._connection.producer(
-                    self._name, transactional_id(self._connection.run, self._sub_topology, self._instance)
-                )
-                self._transaction = Transaction(producer, self._watchdog, self._stop.is_set)
-                self._transaction.initialise()
-                self._sweep()
-                marks = self._questions.marks([*self._inputs, self._own_place])
-                if self._mark is None:
-                    self._mark = Mark.next(self._instance, marks, self._clock())
-                self._mark.refuse_successor(marks)
-                self._leave_mark()
-            except (ProducerLost, TransactionAborted) as error:
-                if self._stop.is_set():
-                    raise
-                log.warning("%s: no producer yet: %s", self._name, error)
-                back_off = BACK_OFF_SECONDS
-            else:
-                return
-
-    @property
-    def _own_place(self) -> Place:
-        """Where this instance leaves its mark before it has any task: a place that no group reads."""
-        topic = changelog_topic(self._sub_topology, STORES[self._sub_topology][0])
-        return topic, zlib.crc32(self._instance.encode()) % self._counts[topic]
-
-    def _leave_mark(self) -> None:
-        topic, partition = self._own_place
-        place = TopicPartition(self._connection.topic(topic), partition, 0, str(self._mark))
-        self._transaction.commit([place], self._questions.outsider())
-
-    def _refuse_successor(self) -> None:
-        """Raise Superseded when a later process of this instance has left its mark."""
-        if self._mark is not None:
-            self._mark.refuse_successor(self._questions.marks([*self._inputs, self._own_place]))
-
-    def _sweep(self) -> None:
-        places = [(self._connection.topic(t), p) for t, p in output_places(self._sub_topology, self._counts)]
-        topic, partition = self._inputs[0]
-        offset = TopicPartition(self._connection.topic(topic), partition, 0)
-        self._transaction.sweep(places, offset, self._questions.outsider())
 
     # turns
 
@@ -234,20 +201,28 @@ class Worker:
             self._guarded(partial(self._recover, lost))
         except ConsumerLost as gone:
             self._guarded(partial(self._rejoin, gone))
+        except KafkaException as error:
+            if not error_of(error).fatal():
+                raise
+            self._guarded(partial(self._rejoin, ConsumerLost(error_of(error).str())))
 
     def _turn(self) -> None:
         if self._members.given is not None:
             self._attach()
+        elif self._expelled is not None and time.monotonic() - self._expelled > FORGOTTEN_SECONDS:
+            raise ConsumerLost("the group does not know this member and does not call it")
         self._read()
         if self._members.given is not None or self._trouble is not None:
             return
         tasks = self._tasks.values()
         for task in tasks:
             task.fire_timers()
-        tick = time.monotonic() - TICK_SECONDS
+        now = time.monotonic()
         for task in tasks:
-            if task.touched or task.acted <= tick:
+            if task.touched or task.acted <= now - TICK_SECONDS:
                 task.act()
+            if task.committed <= now - KEEP_SECONDS and task.next_due_ms() is not None:
+                task.touched = True
         self._commit()
         self._frontier.probe()
         self._report()
@@ -261,6 +236,7 @@ class Worker:
         began = time.monotonic()
         limit = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, 10 * self._transaction.last_commit_seconds))
         records = size = 0
+        heard = False
         while message is not None:
             if message.error() is None:
                 self._fold(message)
@@ -269,12 +245,13 @@ class Worker:
                 if records >= TURN_RECORDS or size >= TURN_BYTES:
                     break
             else:
-                self._meet(message)
+                heard |= self._meet(message)
             if time.monotonic() - began >= limit or self._members.given is not None:
                 break
             message = poll(DRY_SECONDS)
         self._folded += records
-        self._frontier.heard()
+        if heard or records:
+            self._frontier.heard()
 
     def _patience(self) -> float:
         """How long the first poll of a turn may wait."""
@@ -292,20 +269,19 @@ class Worker:
         if task is not None:
             task.take(raw)
 
-    def _meet(self, message: Message) -> None:
-        """What the consumer reports: the end of a partition, or an error."""
+    def _meet(self, message: Message) -> bool:
+        """What the consumer reports: the end of a partition (True: the broker answered), or an error."""
         error = message.error()
-        if error is None:
-            return
-        if error.code() == KafkaError._PARTITION_EOF:
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
             self._frontier.read_to_end(self._place(message), message.offset() or 0)
-            return
+            return True
         if error.code() == KafkaError._FATAL or error.fatal():
             raise ConsumerLost(error.str())
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._out_of_range(self._place(message), error.str())
-            return
-        log.warning("%s: %s: %s", self._name, error.name(), error.str())
+        else:
+            log.warning("%s: %s: %s", self._name, error.name(), error.str())
+        return False
 
     def _place(self, message: Message) -> Place:
         return (message.topic() or "").removeprefix(f"{self._connection.run}."), message.partition() or 0
@@ -316,8 +292,9 @@ class Worker:
         position = self._frontier.positions.get(place)
         if position is None:
             return
-        first = self._connection.start_offsets(topic)[partition]
-        end = self._connection.end_offsets(topic, committed=False)[partition]
+        ask = self._questions.patiently
+        first = ask("first offsets", partial(self._connection.start_offsets, topic))[partition]
+        end = ask("end offsets", partial(self._connection.end_offsets, topic, committed=False))[partition]
         if not first <= position <= end:
             raise ConfigurationError(
                 f"{self._connection.topic(topic)}[{partition}]@{position}: the broker holds offsets {first} to {end} "
@@ -332,7 +309,7 @@ class Worker:
         if not dirty and not self._transaction.open:
             return
         offsets: list[TopicPartition] = []
-        mark = str(self._mark)
+        mark = str(self._claim.mark)
         for task in dirty:
             task.write_changelog()
             offsets += [
@@ -369,7 +346,7 @@ class Worker:
             self._suspended.pop(n) if n in self._suspended else self._new_task(n, places) for n, places in plan.items()
         ]
         attached = self._attacher.attach(tasks, self._new_task)
-        self._members.given = None
+        self._members.given = self._expelled = None
         positions: dict[Place, int] = {}
         for task, at in attached:
             self._tasks[task.number] = task
@@ -432,7 +409,12 @@ class Worker:
         if error.membership:
             self._close_tasks()
             self._consumer.assign([])
+            self._expelled = time.monotonic()
             return
+        if any(task.state is not TaskState.RUNNING for task in self._tasks.values()):
+            self._give_back()
+            return
+        self._stop.wait(ABORT_PAUSE_SECONDS)
         positions: dict[Place, int] = {}
         for task in self._tasks.values():
             positions |= task.reset()
@@ -446,24 +428,32 @@ class Worker:
         self._metrics.count("producers_lost_total", stage=self._sub_topology)
         start = time.monotonic()
         self._transaction.discard()
+        self._give_back()
+        self._transaction = self._claim.take()
+        log.info("%s: a new producer after %.1f s", self._name, time.monotonic() - start)
+
+    def _give_back(self) -> None:
+        """Close the tasks and attach them anew in the next turn."""
         held = [place for task in self._tasks.values() for place in task.places]
         self._close_tasks()
         if held:
             self._consumer.assign([])
             self._members.given = held
-        self._replace_producer(BACK_OFF_SECONDS)
-        log.info("%s: a new producer after %.1f s", self._name, time.monotonic() - start)
 
     def _rejoin(self, error: ConsumerLost) -> None:
         """The consumer failed for good: a successor joined, or the cluster forgot this member over a restart."""
         log.warning("%s: consumer lost: %s", self._name, error)
         self._close_tasks()
-        self._transaction.abort()
+        try:
+            self._transaction.abort()
+        except ProducerLost as lost:
+            self._trouble = lost
         self._consumer.close()
         self._stop.wait(BACK_OFF_SECONDS)
-        self._refuse_successor()
+        self._claim.refuse_successor()
         self._make_consumer()
         self._questions.consumer = self._consumer
+        self._expelled = None
         self._members.join(SUB_TOPOLOGIES[self._sub_topology])
 
     def _on_outage(self, start_ms: int, end_ms: int) -> None:
@@ -494,6 +484,7 @@ class Worker:
         self._reported = now
 
     def _close(self) -> None:
+        self._report(last=True)
         self._tasks = {}
         self._index()
         self._transaction.discard()
