@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainer_feed import Feed, local_broker, make_config, make_model, trainer_process
+from nursery import Nursery, Trainer
+from trainer_feed import Feed, local_broker, make_config, make_model, trainer_arguments
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.chain import Chain
@@ -16,13 +17,35 @@ from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED
 from headrace.schemas.records import Head, Resumed, Rollback, Step, Stop
 
-KILLED = Path(__file__).parents[1] / "kit" / "killed_trainer.py"
+
+class Bench:
+    """Starts trainers of policy ``main`` against a broker."""
+
+    def __init__(self, nursery: Nursery, broker: str) -> None:
+        self._nursery, self.broker = nursery, broker
+
+    def start(self, config: RunConfig, *more: str, trap: tuple[str, int] | None = None, broker: str = "") -> Trainer:
+        """A trainer that runs."""
+        return self._nursery.start(*trainer_arguments(config, broker or self.broker, *more), trap=trap)
+
+    def train(self, config: RunConfig, *more: str, code: int = 0) -> str:
+        """Run a trainer to its end; its log."""
+        trainer = self.start(config, *more)
+        assert trainer.wait(120) == code, trainer.log()
+        return trainer.log()
+
+    def killed(self, config: RunConfig, point: str, batch: int, *more: str) -> None:
+        """Run a trainer that dies at a point of a batch."""
+        trainer = self.start(config, *more, trap=(point, batch))
+        assert trainer.wait(120) == -signal.SIGKILL, trainer.log()
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with local_broker(tmp_path_factory.mktemp("broker")) as address:
-        yield address
+        nursery = Nursery(tmp_path_factory.mktemp("logs"))
+        yield Bench(nursery, address)
+        nursery.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +60,6 @@ def feed(config: RunConfig, broker: str, batches: int) -> Feed:
     return feed
 
 
-def train(config: RunConfig, broker: str, *more: str, code: int = 0) -> str:
-    """Run a trainer to its end; its log."""
-    process = trainer_process(config, broker, *more)
-    log = process.communicate(timeout=180)[1]
-    assert process.returncode == code, log
-    return str(log)
-
-
-def killed(config: RunConfig, broker: str, point: str, batch: int, *more: str) -> str:
-    """Run a trainer that dies at a point of a batch."""
-    process = trainer_process(config, broker, *more, program=[str(KILLED), point, str(batch)])
-    log = process.communicate(timeout=180)[1]
-    assert process.returncode == -signal.SIGKILL, log
-    return str(log)
-
-
 def weights_of(config: RunConfig) -> bytes:
     return (config.run_folder() / "model" / "main" / "model.safetensors").read_bytes()
 
@@ -62,11 +69,11 @@ def steps_of(feed: Feed) -> list[tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(broker: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Feed]:
+def undisturbed(bench: Bench, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Feed]:
     config = make_config(model, tmp_path_factory.mktemp("undisturbed"), "undisturbed")
-    fed = feed(config, broker, 8)
+    fed = feed(config, bench.broker, 8)
     fed.end()
-    train(config, broker)
+    bench.train(config)
     return config, fed
 
 
@@ -103,51 +110,51 @@ def test_the_exported_model_is_the_last_version(undisturbed: tuple[RunConfig, Fe
         assert torch.equal(parameters[name].detach().view(torch.uint16), torch.from_numpy(bits.copy())), name
 
 
-def test_after_stop_a_restart_ends_at_once(broker: str, undisturbed: tuple[RunConfig, Feed]) -> None:
+def test_after_stop_a_restart_ends_at_once(bench: Bench, undisturbed: tuple[RunConfig, Feed]) -> None:
     config, fed = undisturbed
     before = len(fed.records("steps"))
-    assert "stopped" in train(config, broker)
+    assert "stopped" in bench.train(config)
     assert len(fed.records("steps")) == before
-    assert "stopped" in train(config, broker, "--resume-from", "3", code=EXIT_CONFIGURATION)
+    assert "stopped" in bench.train(config, "--resume-from", "3", code=EXIT_CONFIGURATION)
 
 
 def test_killed_at_every_phase_no_batch_is_trained_twice_or_lost(
-    broker: str, model: Path, tmp_path: Path, undisturbed: tuple[RunConfig, Feed]
+    bench: Bench, model: Path, tmp_path: Path, undisturbed: tuple[RunConfig, Feed]
 ) -> None:
     """Checkpoints at 3 and 6; the weights end bit-equal to those of the run that nobody disturbed."""
     config = make_config(model, tmp_path, "killed")
-    fed = feed(config, broker, 8)
+    fed = feed(config, bench.broker, 8)
     fed.end()
-    killed(config, broker, "after-delta", 0)
-    killed(config, broker, "after-delta", 2)
-    killed(config, broker, "in-checkpoint", 3)
-    killed(config, broker, "after-checkpoint", 3)
-    killed(config, broker, "after-delta", 5)
-    killed(config, broker, "after-step", 7)
-    train(config, broker)
+    bench.killed(config, "after-delta", 0)
+    bench.killed(config, "after-delta", 2)
+    bench.killed(config, "in-checkpoint", 3)
+    bench.killed(config, "after-checkpoint", 3)
+    bench.killed(config, "after-delta", 5)
+    bench.killed(config, "after-step", 7)
+    bench.train(config)
     assert steps_of(fed) == [(k, k) for k in range(1, 9)]
     assert Chain(open_store(config.run_folder() / "store"), "killed", "main").versions() == list(range(9))
     assert weights_of(config) == weights_of(undisturbed[0])
 
 
-def test_deepspeed_goes_on_too(broker: str, model: Path, tmp_path: Path) -> None:
+def test_deepspeed_goes_on_too(bench: Bench, model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path, "killed-deepspeed", backend="deepspeed")
-    fed = feed(config, broker, 5)
+    fed = feed(config, bench.broker, 5)
     fed.end()
-    killed(config, broker, "after-delta", 4)
-    assert "retraining to batch 4" in train(config, broker)
+    bench.killed(config, "after-delta", 4)
+    assert "retraining to batch 4" in bench.train(config)
     assert steps_of(fed) == [(k, k) for k in range(1, 6)]
 
 
 def test_going_back_starts_a_lineage_and_publishes_the_old_weights_again(
-    broker: str, model: Path, tmp_path: Path
+    bench: Bench, model: Path, tmp_path: Path
 ) -> None:
     config = make_config(model, tmp_path, "back", keep_checkpoints=3)
-    fed = feed(config, broker, 5)
-    killed(config, broker, "after-step", 5)
-    killed(config, broker, "after-rollback", 0, "--resume-from", "4")
+    fed = feed(config, bench.broker, 5)
+    bench.killed(config, "after-step", 5)
+    bench.killed(config, "after-rollback", 0, "--resume-from", "4")
     fed.end()
-    train(config, broker)
+    bench.train(config)
     records = fed.records("steps")
     back = next(r for r in records if isinstance(r, Rollback))
     assert (back.lineage, back.base_lineage, back.base_batch, back.base_version) == (1, 0, 3, 3)
@@ -160,41 +167,41 @@ def test_going_back_starts_a_lineage_and_publishes_the_old_weights_again(
     assert isinstance(records[-1], Stop)
 
 
-def test_a_successor_fences_the_trainer_before(broker: str, model: Path, tmp_path: Path) -> None:
+def test_a_successor_fences_the_trainer_before(bench: Bench, model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path, "fenced")
-    fed = feed(config, broker, 2)
-    old = trainer_process(config, broker)
+    fed = feed(config, bench.broker, 2)
+    old = bench.start(config)
     wait_for(fed, 2)
     os.kill(old.pid, signal.SIGSTOP)
-    new = trainer_process(config, broker)
+    new = bench.start(config)
     fed.batch(3)
     wait_for(fed, 3)
     os.kill(old.pid, signal.SIGCONT)
-    assert old.wait(60) == EXIT_SUPERSEDED, old.stderr.read()
+    assert old.wait(60) == EXIT_SUPERSEDED, old.log()
     fed.end()
-    assert new.wait(60) == 0, new.stderr.read()
+    assert new.wait(60) == 0, new.log()
     assert steps_of(fed) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_stop_signal_ends_it_at_once_and_it_goes_on_later(broker: str, model: Path, tmp_path: Path) -> None:
+def test_a_stop_signal_ends_it_at_once_and_it_goes_on_later(bench: Bench, model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path, "signalled", max_steps=3)
-    fed = feed(config, broker, 2)
-    process = trainer_process(config, broker)
+    fed = feed(config, bench.broker, 2)
+    process = bench.start(config)
     wait_for(fed, 2)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, process.stderr.read()
+    assert process.wait(30) == 0, process.log()
     assert time.monotonic() - began < 5
     fed.batch(3)
-    train(config, broker)
+    bench.train(config)
     assert steps_of(fed) == [(1, 1), (2, 2), (3, 3)]
     assert isinstance(fed.records("steps")[-1], Stop)
 
 
-def test_asynchronous_data_without_a_correction_is_refused(broker: str, model: Path, tmp_path: Path) -> None:
+def test_asynchronous_data_without_a_correction_is_refused(bench: Bench, model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path, "refused", loss_options={"behave": {"action": "off"}})
-    feed(config, broker, 0)
-    assert "does not correct" in train(config, broker, code=EXIT_CONFIGURATION)
+    feed(config, bench.broker, 0)
+    assert "does not correct" in bench.train(config, code=EXIT_CONFIGURATION)
 
 
 def wait_for(fed: Feed, batch: int) -> None:
@@ -206,31 +213,32 @@ def wait_for(fed: Feed, batch: int) -> None:
     raise AssertionError(f"no Step of batch {batch}: {steps_of(fed)}")
 
 
-def test_an_outage_of_the_broker_ends_nobody(model: Path, tmp_path: Path) -> None:
+def test_an_outage_of_the_broker_ends_nobody(bench: Bench, model: Path, tmp_path: Path) -> None:
     """The broker goes away between two batches and comes back."""
     config = make_config(model, tmp_path, "outage")
     with local_broker(tmp_path / "b") as address:
         fed = feed(config, address, 2)
-        process = trainer_process(config, address)
+        process = bench.start(config, broker=address)
         wait_for(fed, 2)
     time.sleep(2)
     with local_broker(tmp_path / "b", port=int(address.rpartition(":")[2])):
         fed = Feed(Connection.of(config.kafka, config.run.id, address), config)
         fed.batch(3)
         fed.end()
-        assert process.wait(90) == 0, process.stderr.read()
+        assert process.wait(90) == 0, process.log()
         assert steps_of(fed) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_broker_that_stood_still_longer_than_the_transaction_timeout(model: Path, tmp_path: Path) -> None:
+def test_a_trainer_that_stood_still_longer_than_the_transaction_timeout(
+    bench: Bench, model: Path, tmp_path: Path
+) -> None:
     """The open transaction is aborted by the broker; the trainer takes a new producer and goes on."""
     config = make_config(model, tmp_path, "frozen")
     with local_broker(tmp_path / "b") as address:
         fed = feed(config, address, 2)
-        process = trainer_process(config, address, program=[str(KILLED.with_name("stalled_trainer.py")), "2", "12"])
+        process = bench.start(config, trap=("stall", 2), broker=address)
         wait_for(fed, 2)
         fed.end()
-        log = process.communicate(timeout=90)[1]
-        assert process.returncode == 0, log
-        assert "again in 1 s" in log
+        assert process.wait(90) == 0, process.log()
+        assert "again in 1 s" in process.log()
         assert steps_of(fed) == [(1, 1), (2, 2)]

@@ -217,14 +217,10 @@ def local_broker(folder: Path, *, port: int = 0) -> Iterator[str]:
         process.wait(10)
 
 
-def trainer_process(
-    config: RunConfig, bootstrap: str, *more: str, ranks: int = 1, program: Sequence[str] = ("-m", "headrace.trainers")
-) -> Any:
-    """A trainer of policy ``main`` as a process (a torchrun of ``ranks`` processes when more than one)."""
+def trainer_arguments(config: RunConfig, bootstrap: str, *more: str) -> list[str]:
+    """Arguments of ``python -m headrace.trainers`` for policy ``main``; writes the configuration that they name."""
     path = config.run_folder() / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     dump_config(config, path)
-    many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *(many if ranks > 1 else []), *program]
-    tail = ["--config", str(path), "--policy", "main", "--instance", "trainer-main", "--bootstrap", bootstrap, *more]
-    return subprocess.Popen([*command, *tail], stderr=subprocess.PIPE, text=True)
+    own = ["--config", str(path), "--policy", "main", "--instance", "trainer-main", "--bootstrap", bootstrap]
+    return [*own, *more]
