@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.connectors.broker.compaction import Compaction, urgency
 from headrace.connectors.broker.fetching import WaitingFetches
+from headrace.connectors.broker.group_journal import GroupJournal
 from headrace.connectors.broker.groups import GroupCoordinator
 from headrace.connectors.broker.offsets import OffsetStore, Position
 from headrace.connectors.broker.storage import Storage, StorageError
@@ -55,7 +56,8 @@ class Broker:
         self.options = options
         self.topics = Topics(storage, not clean_stop, options.default_partitions)
         self.offsets = OffsetStore(storage)
-        self.groups = GroupCoordinator(options.first_join_delay)
+        self._group_journal = GroupJournal(storage, times.now)
+        self.groups = GroupCoordinator(options.first_join_delay, self._group_journal.groups, self._group_journal)
         self.waiting = WaitingFetches()
         self.times = times
         self._log_error = log_error
@@ -123,6 +125,7 @@ class Broker:
         try:
             for _, _, log in self.topics.logs():
                 log.enforce_retention(wall_ms)
+            self._group_journal.compact()
             self.offsets.compact_journal()
             self.transactions.compact_journal()
             self.topics.compact_journal()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.connectors.broker.codes import BrokerError, Code
 
@@ -121,12 +121,32 @@ class Group:
         return next((name for name, _ in first.protocols if name in common), "")
 
 
-class GroupCoordinator:
-    """All groups; `first_delay` seconds are waited for more members when an empty group gets its first."""
+class Watch(Protocol):
+    """Hears of groups that have reached a state worth keeping."""
 
-    def __init__(self, first_delay: float = 0.1) -> None:
-        self._groups: dict[str, Group] = {}
+    def settled(self, group: Group) -> None:
+        """A group has an assignment, or no members any more; called before members are told."""
+
+    def gone(self, group: Group) -> None:
+        """A group was deleted."""
+
+
+class GroupCoordinator:
+    """All groups; `first_delay` seconds are waited for more members when an empty group gets its first.
+
+    `groups` are those of an earlier life (the same dictionary stays in use), `watch` hears of changes.
+    """
+
+    def __init__(
+        self, first_delay: float = 0.1, groups: dict[str, Group] | None = None, watch: Watch | None = None
+    ) -> None:
+        self._groups: dict[str, Group] = {} if groups is None else groups
+        self._watch = watch
         self._first_delay = first_delay
+
+    def _settled(self, group: Group) -> None:
+        if self._watch is not None:
+            self._watch.settled(group)
 
     def get(self, name: str) -> Group | None:
         """A group that has or had members."""
@@ -204,6 +224,7 @@ class GroupCoordinator:
         member.member_id = member_id
         self._update(member, request, now)
         if group.phase == Phase.STABLE and group.selected_protocol() == group.protocol:
+            self._settled(group)
             # Before version 9 the leader's old id goes out, so that nobody computes an assignment again.
             return reply(JoinResult(Code.NONE, group.generation, group.protocol, leader, member_id))
         member.joining = reply
@@ -273,7 +294,7 @@ class GroupCoordinator:
             self._forget(group, member)
         group.generation += 1
         if not group.members:
-            group.phase, group.leader, group.protocol = Phase.EMPTY, "", ""
+            self._emptied(group)
             return
         joined = [m for m in group.members.values() if m.joining is not None]
         if not joined:
@@ -319,6 +340,8 @@ class GroupCoordinator:
             group.phase = Phase.STABLE
             for each in group.members.values():
                 each.assignment = assignments.get(each.member_id, b"")
+            self._settled(group)
+            for each in group.members.values():
                 if each.syncing is not None:
                     each.syncing(SyncResult(Code.NONE, each.assignment))
                     each.syncing = None
@@ -417,7 +440,11 @@ class GroupCoordinator:
             self._rebalance(group, now)
         else:
             group.generation += 1
-            group.phase, group.leader, group.protocol = Phase.EMPTY, "", ""
+            self._emptied(group)
+
+    def _emptied(self, group: Group) -> None:
+        group.phase, group.leader, group.protocol = Phase.EMPTY, "", ""
+        self._settled(group)
 
     def delete(self, name: str) -> bool:
         """Remove a group without members; false when there is none. Raises `BrokerError` NON_EMPTY_GROUP."""
@@ -427,6 +454,8 @@ class GroupCoordinator:
         if group.members:
             raise BrokerError(Code.NON_EMPTY_GROUP, f"group {name} has {len(group.members)} members")
         del self._groups[name]
+        if self._watch is not None:
+            self._watch.gone(group)
         return True
 
     def tick(self, now: float) -> None:

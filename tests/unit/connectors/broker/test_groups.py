@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.connectors.broker.codes import BrokerError, Code
+from headrace.connectors.broker.group_journal import GroupJournal
 from headrace.connectors.broker.groups import GroupCoordinator, JoinRequest, JoinResult, Phase, SyncResult
+from headrace.connectors.broker.storage import MemoryStorage
 
 
 class Client:
@@ -207,3 +209,60 @@ def test_members_without_a_common_protocol_are_refused() -> None:
     stranger = Client(groups)
     stranger.join(1.0, protocols=("roundrobin",))
     assert stranger.joined[-1].code is Code.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_members_go_on_after_a_restart_of_the_broker(memory: MemoryStorage) -> None:
+    journal = GroupJournal(memory, 0.0)
+    groups = GroupCoordinator(0.1, journal.groups, journal)
+    clients = [Client(groups, instance) for instance in (None, "static")]
+    for client in clients:
+        client.join(0.0, subscription=bytes(range(256)))
+    _settle(groups, clients, 0.2)
+    again = GroupJournal(memory, 100.0)
+    restarted = GroupCoordinator(0.1, again.groups, again)
+    for client in clients:
+        client.groups = restarted
+        assert client.heartbeat(105.0) is Code.NONE
+        client.sync(105.0)
+        assert client.synced[-1] == SyncResult(Code.NONE, client.member_id.encode())
+    restarted.check_commit("g", 1, clients[0].member_id, None, True, 105.0)
+    assert clients[1].heartbeat(110.9) is Code.NONE
+    restarted.tick(111.2)
+    assert clients[1].heartbeat(111.3) is Code.REBALANCE_IN_PROGRESS
+    assert clients[0].heartbeat(111.3) is Code.UNKNOWN_MEMBER_ID
+
+
+def test_an_unfinished_generation_is_forgotten_and_started_over(memory: MemoryStorage) -> None:
+    journal = GroupJournal(memory, 0.0)
+    groups = GroupCoordinator(0.1, journal.groups, journal)
+    old, new = Client(groups), Client(groups)
+    old.join(0.0)
+    _settle(groups, [old], 0.2)
+    new.join(1.0)
+    old.join(1.1)
+    assert (old.generation, new.generation) == (2, 2)
+    again = GroupJournal(memory, 2.0)
+    restarted = GroupCoordinator(0.1, again.groups, again)
+    old.groups = new.groups = restarted
+    assert old.heartbeat(2.1) is Code.ILLEGAL_GENERATION
+    assert new.heartbeat(2.1) is Code.UNKNOWN_MEMBER_ID
+    new.member_id = ""
+    new.join(2.2)
+    old.join(2.3)
+    _settle(restarted, [old, new], 2.4)
+    assert [client.synced[-1].code for client in (old, new)] == [Code.NONE] * 2
+
+
+def test_deleted_groups_stay_deleted_and_the_journal_is_folded(memory: MemoryStorage) -> None:
+    journal = GroupJournal(memory, 0.0)
+    groups = GroupCoordinator(0.0, journal.groups, journal)
+    for turn in range(600):
+        client = Client(groups)
+        client.join(float(turn))
+        client.sync(float(turn))
+        groups.leave("g", client.member_id, None, float(turn))
+    journal.compact()
+    assert len(memory.files["groups.jsonl"].data) < 100
+    assert GroupJournal(memory, 0.0).groups["g"].generation == groups.get("g").generation  # type: ignore[union-attr]
+    groups.delete("g")
+    assert GroupJournal(memory, 0.0).groups == {}
