@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from itertools import count
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -28,6 +29,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 """After so long a broker aborts an open transaction by itself."""
 SLOW_SECONDS = 2.0
 """A transactional call that took longer is worth a line in the log."""
+PATIENT_CALLS = 3
+"""A call is repeated so often before the producer is given up, as long as the broker answers others."""
 CALL_SECONDS = 10.0
 """Time that one transactional call may take before it is repeated."""
 
@@ -91,7 +94,8 @@ class Watchdog:
     """
 
     def __init__(self, reachable: Callable[[], bool], limit_seconds: float = 3 * TRANSACTION_TIMEOUT_MS / 1000) -> None:
-        self._reachable = reachable
+        self.reachable = reachable
+        """Asks whether a broker answers."""
         self._limit = limit_seconds
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[float, str]] = {}
@@ -121,7 +125,7 @@ class Watchdog:
             slow = [(since, what) for since, what in self._calls.values() if now - since > self._limit / 3]
         if not slow:
             return None
-        if not self._reachable():
+        if not self.reachable():
             with self._lock:
                 self._calls = {thread: (time.monotonic(), what) for thread, (_, what) in self._calls.items()}
             return None
@@ -244,8 +248,11 @@ class Transaction:
             self._raise(what, error)
 
     def _repeat(self, what: str, call: Callable[..., Any], *arguments: Any) -> None:
-        """Call until it succeeds; a retriable error is answered by the same call, never by another."""
-        while True:
+        """Call until it succeeds; a retriable error is answered by the same call, never by another.
+
+        A call that gets nowhere although the broker answers ends as ProducerLost: its outcome is read from the log.
+        """
+        for attempt in count(1):
             try:
                 with self._watchdog.watch(what):
                     call(*arguments)
@@ -257,6 +264,8 @@ class Transaction:
                 log.info("%s: %s; again", what, inner.str())
                 if self._stopping():
                     raise ProducerLost(f"stopped while waiting for {what}: {inner.str()}") from error
+                if attempt >= PATIENT_CALLS and self._watchdog.reachable():
+                    raise ProducerLost(f"{what} failed {attempt} times: {inner.str()}") from error
 
     def _raise(self, what: str, error: KafkaException) -> None:
         inner = error_of(error)
