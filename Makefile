@@ -8,7 +8,7 @@ PHASE := infra/phase.sh
 TESTS ?=
 SET ?=
 
-.PHONY: help setup demo test lint types imports bars clean
+.PHONY: help setup demo test lint types imports bars docs clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ imports: setup  ## which folder may import which
 
 bars: setup  ## the measured shape of the code beside its bars
 	@$(BIN)/python tests/architecture/bars.py
+
+docs: setup  ## write the parts of the documentation that are facts of the code
+	@$(BIN)/python docs/generate.py
 
 clean:  ## remove the environment, caches and builds (runs/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
