@@ -68,10 +68,10 @@ def test_kill_9_of_the_broker_loses_and_repeats_nothing(server: Server) -> None:
     numbers = range(1500)
     stop = StopSignal()
     with running(Worker(connection, config, "assemble", "a", Chain, stop=stop), stop) as errors:
-        feeder = threading.Thread(target=feed, args=(connection, numbers, 0.004))
+        feeder = threading.Thread(target=feed, args=(connection, numbers, 0.008))
         feeder.start()
-        for pause in (2.0, 2.0):
-            time.sleep(pause)
+        for done in (30, 400):
+            wait_for_chain(connection, done)
             server.kill()
             time.sleep(0.5)
             server.start()
@@ -88,7 +88,7 @@ def test_a_broker_frozen_beyond_the_transaction_timeout_costs_only_time(server: 
     with running(worker, stop) as errors:
         feeder = threading.Thread(target=feed, args=(connection, numbers, 0.004))
         feeder.start()
-        time.sleep(2.0)
+        wait_for_chain(connection, 50)
         server.freeze(6.0)
         feeder.join()
         check_chain(wait_for_chain(connection, len(numbers)), numbers)
@@ -102,7 +102,7 @@ def test_a_successor_of_the_same_name_takes_over(server: Server) -> None:
     first, second = StopSignal(), StopSignal()
     with running(Worker(connection, config, "assemble", "a", Chain, stop=first), first) as ended:
         feeder.start()
-        time.sleep(1.5)
+        wait_for_chain(connection, 50)
         with running(Worker(connection, config, "assemble", "a", Chain, stop=second), second) as errors:
             feeder.join()
             check_chain(wait_for_chain(connection, len(numbers)), numbers)
