@@ -168,7 +168,8 @@ def _failed_rightly(world: World, admission: Admission, closed: Closed, at: int)
         if isinstance(e.record, Trajectory) and e.record.group == admission.group and e.record.status == "train"
         and e.record.finished_ms < admission.deadline_ms and e.timestamp_ms <= admission.deadline_ms + 2000
     }  # fmt: skip
-    if len(in_time) >= min(2, plan.group_size) and not plan.scored and at >= admission.deadline_ms:
+    late, empty = at >= admission.deadline_ms, "no member has tokens" in closed.detail
+    if len(in_time) >= min(2, plan.group_size) and late and not empty and not plan.scored:
         bad.append(f"finished work lost: group {admission.group} failed ({closed.detail}) with {sorted(in_time)}")
     if not any(isinstance(t, Task) and t.group == admission.group and t.kind == "train" for t in _tasks(world)):
         bad.append(f"burned: group {admission.group} failed and no worker ever had it")
