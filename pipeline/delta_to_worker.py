@@ -77,12 +77,13 @@ class WeightReader:
         """What the store says of a version. Raises NoSuchKey, DeltaCorrupt and the store's errors."""
         return self._chain.committed(version)
 
-    def fetch(self, version: int | None = None, manifest_sha256: str = "") -> Loaded:
+    def fetch(self, version: int | None = None, manifest_sha256: str = "", manifest: bytes = b"") -> Loaded:
         """Load a version (None: the newest) and verify every byte of it; nothing to do when it is loaded.
 
-        manifest_sha256: the announced one; another manifest is refused. Raises NothingCommitted (retry later),
-        StoreUnavailable (retry), NoSuchKey when the version is not committed, DeltaCorrupt or MissingLink when it
-        cannot be rebuilt. Whatever is raised, the loaded version stays.
+        manifest_sha256: the announced one; another manifest is refused. manifest: the announced manifest itself, where
+        it came along; it saves asking the store for it, and is left out when it is not the one that was announced.
+        Raises NothingCommitted (retry later), StoreUnavailable (retry), NoSuchKey when the version is not committed,
+        DeltaCorrupt or MissingLink when it cannot be rebuilt. Whatever is raised, the loaded version stays.
         """
         with self._fetching:
             before = self._image
@@ -92,6 +93,8 @@ class WeightReader:
                     f"{self._chain.store.url}: nothing is committed under {self._chain.keys.root} yet; "
                     "the trainer publishes version 0 when it starts"
                 )
+            if manifest and manifest_sha256:
+                self._chain.accept(wanted, manifest_sha256, manifest)
             self._chain.link(wanted, manifest_sha256)
             image = load_image(self._chain, wanted, before)
             advanced = image is not before

@@ -203,6 +203,7 @@ def _examples() -> dict[str, records.Record]:
             layout_digest="l",
             size=90000,
             published_ms=98,
+            manifest=b'{"body":{}}',
         ),
         records.EvalResult(
             policy=0,

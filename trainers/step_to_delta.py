@@ -25,6 +25,7 @@ from headrace.trainers.version_share import Draft, ShareReport, VersionShare
 __all__ = ("DeltaPublisher", "VersionCommits", "VersionTaken")
 
 _HINT_EVERY = 16
+_ANNOUNCED = 64 << 10
 _STALE_AFTER = 1800.0
 
 
@@ -160,6 +161,11 @@ class DeltaPublisher:
     def committed(self, version: int) -> CommittedVersion:
         """A committed version of this policy. Raises NoSuchKey, DeltaCorrupt and the store's errors."""
         return self._chain.committed(version)
+
+    def announced(self, version: CommittedVersion) -> bytes:
+        """The manifest of a committed version, to travel with its announcement; empty above 64 KB."""
+        body, _ = self._chain.link(version.version, version.manifest_sha256).manifest.to_bytes()
+        return body if len(body) <= _ANNOUNCED else b""
 
     def load_baseline(self, version: CommittedVersion | int) -> dict[str, NDArray[Any]]:
         """Rebuild a committed version from the store and make it the baseline; returns its weights, read-only views.

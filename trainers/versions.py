@@ -25,8 +25,8 @@ __all__ = ("Versions", "head_record")
 T = TypeVar("T")
 
 
-def head_record(committed: CommittedVersion, policy: int) -> Head:
-    """The pointer to a committed version, for ``deltas``."""
+def head_record(committed: CommittedVersion, policy: int, manifest: bytes = b"") -> Head:
+    """The pointer to a committed version, for ``deltas``; manifest: its file, when it is to travel with it."""
     return Head(
         policy=policy,
         version=committed.version,
@@ -39,6 +39,7 @@ def head_record(committed: CommittedVersion, policy: int) -> Head:
         layout_digest=committed.layout_digest,
         size=committed.size,
         published_ms=committed.published_ms,
+        manifest=manifest,
     )
 
 
@@ -92,7 +93,11 @@ class Versions:
 
     def announce(self, records: list[Record], offsets: Mapping[int, int]) -> None:
         """Write records and the pointer to the head in one transaction."""
-        pointer = [head_record(self.head, self._policy)] if self.head is not None else []
+        head = self.head
+        pointer: list[Record] = []
+        if head is not None:
+            manifest = self._patiently(lambda: self._publisher.announced(head))
+            pointer.append(head_record(head, self._policy, manifest))
         self._log.commit([*records, *pointer], offsets)
 
     def _patiently(self, call: Callable[[], T]) -> T:

@@ -156,6 +156,13 @@ class Chain:
             with suppress(StopIteration, KeyError, RuntimeError):  # Another thread is dropping it just now.
                 self._links.pop(next(iter(self._links)))
 
+    def accept(self, version: int, sha256: str, data: bytes) -> None:
+        """Keep an announced manifest unless one is known; nothing happens when it is not what was announced."""
+        with suppress(DeltaCorrupt):
+            manifest, found = WeightManifest.from_bytes(data)
+            if (manifest.version, found) == (version, sha256) and version not in self._links:
+                self.remember(Link(manifest, found))
+
     def layout(self, digest: str) -> Layout:
         """The layout table with this digest. Raises NoSuchKey, DeltaCorrupt."""
         layout = self._layouts.get(digest)

@@ -9,15 +9,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka import Connection, RawRecord
 from headrace.connectors.stores.chain import NothingCommitted
 from headrace.connectors.stores.store import ObjectStore, StoreError, StoreRefused
 from headrace.pipeline.delta_to_worker import Snapshot, WeightReader
 from headrace.schemas.delta_layout import DeltaError
+from headrace.schemas.errors import UndecodableRecord
+from headrace.schemas.records import Head
 
 __all__ = ("WeightFeed",)
 
@@ -94,24 +97,28 @@ class WeightFeed:
         looked = 0.0
         while not self._stop.is_set():
             try:
-                announced = consumer.poll(min(self._poll_seconds, 0.2))
+                heads = _newest(consumer, self._connection.run, min(self._poll_seconds, 0.2))
             except KafkaException as error:
                 sys.stderr.write(f"weights: announcements cannot be read ({error}); asking the store\n")
-                announced = None
+                heads = {}
                 self._stop.wait(self._poll_seconds)
-            if announced is None and time.monotonic() - looked < self._poll_seconds:
+            if not heads and time.monotonic() - looked < self._poll_seconds:
                 continue
             looked = time.monotonic()
             for policy in range(len(self._names)):
-                self._look(policy)
+                self._look(policy, heads.get(policy))
         consumer.close()
 
-    def _look(self, policy: int) -> None:
+    def _look(self, policy: int, head: Head | None) -> None:
         reader = self._readers[policy]
         began = time.monotonic()
         try:
-            if reader.head_version() > reader.version:
-                reader.fetch()
+            told = head is not None and head.version > reader.version
+            if told or reader.head_version() > reader.version:
+                if head is not None and told:
+                    reader.fetch(head.version, head.manifest_sha256, head.manifest)
+                else:
+                    reader.fetch()
                 self._fresh.put((policy, reader.snapshot()))
                 self.fetch_seconds += time.monotonic() - began
             if self._told.pop(policy, ""):
@@ -127,3 +134,14 @@ class WeightFeed:
             self._told[policy] = text
         sys.stdout.write(f"rollout: {text}\n")
         sys.stdout.flush()
+
+
+def _newest(consumer: Consumer, run: str, seconds: float) -> dict[int, Head]:
+    """The newest announcement of every policy among those that wait; waits up to ``seconds`` for the first."""
+    heads: dict[int, Head] = {}
+    while (message := consumer.poll(0 if heads else seconds)) is not None:
+        with suppress(UndecodableRecord):
+            record = None if message.error() else RawRecord.of(message, run).decoded()
+            if isinstance(record, Head):
+                heads[record.policy] = record
+    return heads
