@@ -8,8 +8,8 @@ import argparse
 import logging
 import os
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
@@ -32,26 +32,21 @@ def run_stages(
     """
     metrics, watchdog = Registry(), Watchdog(connection.answers)
     serve_if_asked(metrics)
-    failures: list[BaseException] = []
-
-    def work(worker: Worker) -> None:
-        try:
-            worker.run()
-        except BaseException as error:  # handed to the main thread, which ends the process with it
-            failures.append(error)
-            stop.set(f"a worker failed: {error}")
-
-    threads = []
-    for name in stages:
-        worker = Worker(connection, config, name, instance, STAGES[name], stop=stop, metrics=metrics, watchdog=watchdog)
-        threads.append(threading.Thread(target=work, args=(worker,), name=name))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(stages), "stage") as pool:
+        running = {
+            pool.submit(
+                Worker(
+                    connection, config, name, instance, STAGES[name], stop=stop, metrics=metrics, watchdog=watchdog
+                ).run
+            )
+            for name in stages
+        }
+        while running:
+            ended, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            failed = [error for future in ended if (error := future.exception()) is not None]
+            if failed:
+                stop.set(f"a worker failed: {failed[0]}")
+                raise failed[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
