@@ -8,7 +8,6 @@ refused.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 import headrace
 from headrace.connectors.datasets.prompts import PromptDataset
-from headrace.connectors.kafka import Connection, Consumer, Producer
+from headrace.connectors.kafka import Connection, Consumer, Producer, RawRecord
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.plugins import installed
 from headrace.pipeline.evaluation import EVALUATION_STREAM
@@ -104,6 +103,10 @@ class Source:
                 _say(f"the producer is lost ({error.args[0].str()}); going on with a new one from the last commit")
                 self._stop.wait(1.0)
 
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._run_end.close()
+
     def _publish_all(self, producer: Producer) -> None:
         if self._held_out is not None:
             self._publish(producer, self._held_out, EVALUATION_STREAM, len(self._held_out))
@@ -121,7 +124,7 @@ class Source:
         """Held-out prompts stand before all others, so wait for what follows them; false when the run stops first."""
         first = next(iter(self._config.streams))
         while read_progress(self._connection, first) == Progress():
-            if self._stop.wait(0.5) or self._run_end.reached():
+            if self._stop.is_set() or self._run_end.wait(0.5):
                 return False
         return True
 
@@ -142,9 +145,8 @@ class Source:
         while not progress.ended and position < total and not self._stop.is_set():
             room = self._room()
             if room <= 0:
-                if self._run_end.reached():
+                if self._run_end.wait(0.5):
                     break
-                self._stop.wait(0.5)
                 continue
             count = min(_PER_TRANSACTION, room, total - position)
             self._transact(producer, (dataset.prompt(position + i) for i in range(count)), dataset.digest)
@@ -197,8 +199,10 @@ class _RunEnd:
     def __init__(self, connection: Connection, instance: str) -> None:
         self._place = TopicPartition(connection.topic("prompts"), 0)
         self._schedule: Consumer = connection.consumer(instance, consumer_group(connection.run, "schedule"))
-        self._connection = connection
-        self._asked = 0.0
+        self._run = connection.run
+        self._ended = False
+        self._marks = connection.consumer(f"{instance}.run", auto_offset_reset="earliest")
+        self._marks.assign([TopicPartition(connection.topic("run"), 0, 0)])
 
     def schedule_position(self) -> int:
         """The offset that ``schedule`` has committed for ``prompts``; 0 before the first commit or without answer."""
@@ -207,12 +211,17 @@ class _RunEnd:
         except KafkaException:
             return 0
 
-    def reached(self) -> bool:
-        """Whether the end mark stands; asks at most every two seconds."""
-        if time.monotonic() - self._asked < 2.0:
-            return False
-        self._asked = time.monotonic()
-        return any(isinstance(raw.decoded(), RunEnd) for raw in self._connection.read_topic("run"))
+    def wait(self, seconds: float) -> bool:
+        """Sleep for up to ``seconds``; true once the end mark stands."""
+        message = None if self._ended else self._marks.poll(seconds)
+        if message is not None and message.error() is None:
+            self._ended = isinstance(RawRecord.of(message, self._run).decoded(), RunEnd)
+        return self._ended
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._schedule.close()
+        self._marks.close()
 
 
 def _held_out_section(config: RunConfig, stream: StreamConfig) -> StreamConfig:
@@ -256,7 +265,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigurationError(f"there is no stream {options.stream!r}; streams are {', '.join(config.streams)}")
         connection = Connection.of(config.kafka, config.run.id, options.bootstrap)
         connection.wait_for_broker()
-        Source(connection, config, options.stream, options.instance, stop).run()
+        source = Source(connection, config, options.stream, options.instance, stop)
+        try:
+            source.run()
+        finally:
+            source.close()
 
     return exit_with(run)
 
