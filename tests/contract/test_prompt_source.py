@@ -44,13 +44,15 @@ class Bench:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    def start(self, stream: dict[str, Any], **sections: Any) -> None:
+    def start(self, stream: dict[str, Any], name: str = "main", **sections: Any) -> None:
+        """Start the source of a stream; ``stream`` are settings of ``main``, ``sections`` those of the run."""
+        streams = {"main": {"dataset": str(self.dataset), **stream}, **sections.pop("streams", {})}
         config = RunConfig.model_validate(
             {
                 "run": {"id": self.run, "folder": str(self.folder)},
                 "kafka": {"bootstrap": self.bootstrap},
                 "policies": {"main": {"model": "none"}},
-                "streams": {"main": {"dataset": str(self.dataset), **stream}},
+                "streams": streams,
                 **sections,
             }
         )
@@ -60,7 +62,7 @@ class Bench:
         dump_config(config, self.folder / "config.json")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headrace.pipeline.dataset_to_prompt", "--config", str(self.folder / "config.json"),
-             "--stream", "main", "--instance", "source-main"],
+             "--stream", name, "--instance", f"source-{name}"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
@@ -180,3 +182,36 @@ def test_bad_rows_fail_at_load_or_become_dead_letters(bench: Bench) -> None:
     letters = list(bench.connection.read_topic("dead-letters"))
     assert [letter.value for letter in letters] == [b'{"question": "x"}', b"{garbage"]
     assert b"line 2: column 'prompt' is missing" in (dict(letters[0].headers)["__streams.errors.message"] or b"")
+
+
+def test_held_out_prompts_stand_before_those_of_every_stream(bench: Bench) -> None:
+    bench.rows(5)
+    held_out = bench.rows(3, "eval.jsonl", first=1000)
+    sections = {"streams": {"other": {"dataset": str(bench.dataset), "epochs": 1}}, "eval": {"dataset": str(held_out)}}
+    bench.start({"epochs": 1}, "other", **{k: dict(v) for k, v in sections.items()})
+    second = bench.process
+    time.sleep(2)
+    assert second is not None
+    assert second.poll() is None, "it waits for the first stream's source"
+    bench.start({"epochs": 1}, "main", **{k: dict(v) for k, v in sections.items()})
+    assert bench.finish()[0] == 0
+    bench.process = second
+    assert bench.finish()[0] == 0
+    records = bench.published()
+    assert [r.stream for r in records[:3]] == ["@eval"] * 3
+    assert sorted(r.stream for r in records[3:]) == ["main"] * 6 + ["other"] * 6
+    assert [type(r).__name__ for r in records if r.stream == "other"] == ["Prompt"] * 5 + ["End"]
+
+
+def test_two_sources_of_one_name_publish_every_position_once(bench: Bench) -> None:
+    bench.rows(500)
+    bench.start({"epochs": 6})
+    first = bench.process
+    bench.start({"epochs": 6})
+    second = bench.process
+    assert first is not None
+    assert second is not None
+    codes = {process.wait(120) for process in (first, second)}
+    assert 0 in codes
+    prompts = [r for r in bench.published() if isinstance(r, Prompt)]
+    assert [p.position for p in prompts] == list(range(3000))
