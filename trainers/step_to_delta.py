@@ -36,6 +36,10 @@ class VersionTaken(DeltaError):
         super().__init__(message)
         self.head = head
 
+    def __reduce__(self) -> tuple[type["VersionTaken"], tuple[str, CommittedVersion]]:
+        """Pickled with its head, so that ranks can pass it on."""
+        return VersionTaken, (str(self), self.head)
+
 
 Kind = Literal["full", "delta"] | None
 

@@ -1,0 +1,127 @@
+"""Several ranks publish one version: what readers get is the gathered model, bit for bit."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.connectors.stores.local import LocalStore
+from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
+from headrace.schemas.delta_layout import DeltaError, Layout
+from headrace.schemas.delta_manifest import CommittedVersion
+from headrace.trainers.ranks import Ranks
+from headrace.trainers.sharded_publisher import ShardedPublisher, TensorShard, exchange
+from headrace.trainers.step_to_delta import DeltaPublisher, VersionCommits
+from headrace.trainers.version_share import VersionShare, share_of
+
+PROBE = Path(__file__).parents[2] / "kit" / "shard_probe.py"
+SHAPES = {"embed": (50, 30), "norm": (30,), "up": (40, 33)}
+
+
+def weights_of(version: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    out = {name: rng.integers(0, 1 << 16, shape, np.uint16) for name, shape in SHAPES.items()}
+    for number in range(1, version + 1):
+        for array in out.values():
+            array[np.random.default_rng(number).random(array.shape) < 0.1] += 1
+    return out
+
+
+def the_layout(segment_bytes: int = 256) -> Layout:
+    return Layout.of(weights_of(0), dict.fromkeys(SHAPES, "bfloat16"), segment_bytes=segment_bytes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64])
+def test_shares_are_contiguous_and_cover_the_image(ranks: int) -> None:
+    layout = the_layout()
+    shares = [share_of(layout, rank, ranks) for rank in range(ranks)]
+    assert [n for one in shares for n in one] == list(range(len(layout.segments)))
+    sizes = [len(one) for one in shares]
+    assert max(sizes) - min(sizes) <= 2
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_simulated_ranks_upload_objects_of_their_own(tmp_path: Path, ranks: int) -> None:
+    store, layout = LocalStore(tmp_path), the_layout()
+    commits = VersionCommits(store, "first", "main", layout, 2)
+    shares = [VersionShare(store, commits.chain.keys, layout, rank=r, ranks=ranks) for r in range(ranks)]
+    head: CommittedVersion | None = None
+    for version in range(5):
+        image = layout.image()
+        layout.fill(image, weights_of(version))
+        for share in shares:
+            share.room()[:] = image[share.span]
+        draft = commits.draft(version, 0, head)
+        with ThreadPoolExecutor(ranks) as pool:
+            reports = list(pool.map(lambda share, draft=draft: share.upload(draft), shares))
+        manifest = commits.manifest(draft, 0, version, reports[::-1])
+        assert len(manifest.delta) == (ranks if version else 0)
+        head = commits.commit(manifest)
+        for share in shares:
+            share.promote(head)
+    reader = WeightReader(store, "first", "main")
+    for version in (0, 1, 2, 3, 4, 1):
+        reader.fetch(version)
+        for name, array in reader.snapshot().weights.items():
+            assert np.array_equal(array, weights_of(version)[name])
+    assert not [one.problem for one in verify_chain(store, "first", "main") if one.problem]
+
+
+def test_a_single_trainer_goes_on_from_what_ranks_published(tmp_path: Path) -> None:
+    test_simulated_ranks_upload_objects_of_their_own(tmp_path, 3)
+    publisher = DeltaPublisher(LocalStore(tmp_path), "first", "main", the_layout())
+    head = publisher.head()
+    assert head is not None
+    publisher.publish(weights_of(5), version=5, lineage=0, batch=5, parent=head)
+    reader = WeightReader(LocalStore(tmp_path), "first", "main")
+    reader.fetch()
+    assert np.array_equal(reader.snapshot().weights["up"], weights_of(5)["up"])
+
+
+def test_one_rank_alone_publishes_as_the_single_trainer_does(tmp_path: Path) -> None:
+    publisher = ShardedPublisher(LocalStore(tmp_path), "first", "main", the_layout(), Ranks())
+    head = None
+    for version in range(3):
+        shards = {name: TensorShard(0, array.reshape(-1)) for name, array in weights_of(version).items()}
+        head = publisher.publish(shards, version=version, lineage=0, batch=version, parent=head)
+    assert publisher.baseline == head
+    reader = WeightReader(LocalStore(tmp_path), "first", "main")
+    reader.fetch()
+    assert np.array_equal(reader.snapshot().weights["embed"], weights_of(2)["embed"])
+
+
+def test_weights_that_nobody_holds_are_refused() -> None:
+    layout = the_layout()
+    shards = {name: TensorShard(0, array.reshape(-1)[:-1]) for name, array in weights_of(0).items()}
+    held = [{name: (0, one.bits.size) for name, one in shards.items()}]
+    with pytest.raises(DeltaError, match="rank 0: the ranks hold"):
+        exchange(layout, shards, held, Ranks(), layout.image())
+
+
+def test_shards_of_zero3_are_published_without_gathering(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROBE)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "store"), str(tmp_path / "out"), "4"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    store = LocalStore(tmp_path / "store")
+    reader = WeightReader(store, "first", "main")
+    for version in range(4):
+        reader.fetch(version)
+        gathered = np.load(tmp_path / "out" / f"{version}.npz")
+        assert reader.snapshot().version.changed_share > 0
+        for name, array in reader.snapshot().weights.items():
+            assert array.tobytes() == gathered[name].tobytes(), (version, name)
+    ranks = {key.rpartition("/")[2] for key in (info.key for info in store.list("runs/first/main/delta/3/"))}
+    assert ranks == {"r0.bin", "r1.bin"}
