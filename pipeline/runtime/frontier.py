@@ -49,6 +49,10 @@ class Frontier:
         self.outage_end_ms = 0
         """When the broker was last found back after an outage; 0 when there was none."""
 
+    def begin(self) -> None:
+        """Silence counts from this moment: what came before is the business of whoever attaches tasks."""
+        self._heard, self._heard_ms = time.monotonic(), self._clock()
+
     def attach(self, positions: Mapping[Place, int]) -> None:
         """Start reading places at these offsets; what is known of them is forgotten."""
         for place, offset in positions.items():

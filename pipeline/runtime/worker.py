@@ -352,6 +352,7 @@ class Worker:
             self._tasks[task.number] = task
             positions |= at
         self._index()
+        self._frontier.begin()
         self._frontier.attach(positions)
         self._assign(positions)
         for task, _ in attached:
