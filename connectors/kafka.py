@@ -222,7 +222,7 @@ class Connection:
                     reason = self._admin_errors.last() or error.args[0].str()
                     raise BrokerUnreachable(
                         f"no Kafka broker answers at {self.bootstrap} within {timeout:g} s: {reason}; "
-                        "is it started, and is kafka.bootstrap right?"
+                        "is it started, and are kafka.bootstrap and kafka.security_protocol what it wants?"
                     ) from None
                 time.sleep(0.05)
 
