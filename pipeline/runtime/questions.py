@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
 from headrace.connectors.kafka import Connection, Consumer
-from headrace.connectors.kafka_errors import BrokerUnreachable, KafkaFailure
+from headrace.connectors.kafka_errors import KafkaFailure, MissingTopic
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.marks import Mark
 from headrace.connectors.transaction import CALL_SECONDS, ProducerLost
@@ -86,13 +86,16 @@ class Questions:
         return [mark for _, mark in self.committed(places).values()]
 
     def patiently(self, what: str, ask: Callable[[], T]) -> T:
-        """Ask until there is an answer. Raises ProducerLost when the process must stop first."""
+        """Ask until there is an answer, also while a broker that starts again does not know the topics yet.
+
+        Raises ProducerLost when the process must stop first.
+        """
         while True:
             try:
                 return ask()
-            except (KafkaException, KafkaFailure, BrokerUnreachable) as error:
+            except (KafkaException, KafkaFailure, MissingTopic) as error:
                 log.info("asking for %s: %s; again", what, error)
-                if self._stop.wait(0.2):
+                if self._stop.wait(0.3):
                     raise ProducerLost(f"stopped while asking for {what}") from error
 
     def close(self) -> None:

@@ -471,7 +471,9 @@ class Worker:
         now = time.monotonic()
         if now - self._reported < REPORT_SECONDS and not last:
             return
-        lag = sum(max(0, self._questions.newest(p) - o) for p, o in self._frontier.positions.items())
+        paused = {place for task in self._tasks.values() for place in task.paused_places}
+        positions = {place: o for place, o in self._frontier.positions.items() if place not in paused}
+        lag = sum(max(0, self._questions.newest(place) - o) for place, o in positions.items())
         log.info(
             "%s: tasks %s, %d records, %d commits in %.0f s, lag %d",
             self._name, sorted(self._tasks) or "none", self._folded, self._commits, now - self._reported, lag,
