@@ -161,6 +161,7 @@ class Trainer:
             policy=self._policy,
             weights=weights,
             full_every=self._trainer.full_every,
+            context=self._trainer.delta_context,
             stop=self._stop,
         )
         head = self._versions.read_head()

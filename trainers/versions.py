@@ -56,10 +56,11 @@ class Versions:
         policy: int,
         weights: Weights,
         full_every: int,
+        context: bool = False,
         stop: StopSignal,
     ) -> None:
         layout = Layout.of(weights, dict.fromkeys(weights, "bfloat16"))
-        self._publisher = DeltaPublisher(store, run, name, layout, full_every)
+        self._publisher = DeltaPublisher(store, run, name, layout, full_every, context=context)
         self._log, self._policy, self._stop = log, policy, stop
         self.head: CommittedVersion | None = None
 
