@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,3 +244,20 @@ def test_a_trainer_that_stood_still_longer_than_the_transaction_timeout(
         assert process.wait(90) == 0, process.log()
         assert "again in 1 s" in process.log()
         assert steps_of(fed) == [(1, 1), (2, 2)]
+
+
+def test_two_ranks_read_their_own_lanes(bench: Bench, model: Path, tmp_path: Path) -> None:
+    """All groups lie in lanes of rank 1; rank 0 has nothing to train and still publishes."""
+    config = make_config(model, tmp_path, "ranks", backend="deepspeed", zero_stage=1, ranks=2)
+    fed = feed(config, bench.broker, 0)
+    for batch in (1, 2):
+        fed.batch(batch, lanes=[1, 3])
+    fed.end()
+    many = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = [*many, "headrace.trainers", *trainer_arguments(config, bench.broker)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps_of(fed) == [(1, 1), (2, 2)]
+    assert all(r.metrics["optim/grad_norm"] > 0 for r in fed.records("steps") if isinstance(r, Step))

@@ -19,7 +19,8 @@ def probe(model: Path, out: Path, backend: str, stage: int, ranks: int, **traine
     """Train three batches on ``ranks`` processes; the last metrics."""
     many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *(many if ranks > 1 else []), str(PROBE), str(model), str(out), backend, str(stage)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROBE_TRAINER": json.dumps({"updates_per_batch": 2, **trainer})}
+    settings = json.dumps({"updates_per_batch": 2, **trainer})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROBE_TRAINER": settings}
     done = subprocess.run([*command, "fp32", "3", "40"], env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics: dict[str, float] = json.loads(out.with_suffix(".json").read_text())
