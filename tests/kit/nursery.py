@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,24 @@ class Nursery:
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, *arguments: str, trap: tuple[str, float] | None = None) -> Trainer:
-        """A trainer with these arguments; ``trap`` as in traps.py."""
+    def start(
+        self,
+        *arguments: str,
+        trap: tuple[str, int] | None = None,
+        program: str = "trainer",
+        environment: Mapping[str, str] | None = None,
+    ) -> Trainer:
+        """A trainer with these arguments, or a ``probe`` (rank_probe.py); ``trap`` as in traps.py."""
         child = Trainer(self._folder / f"trainer-{len(self._order)}.log")
         self._order.append(child)
         assert self._process.stdin is not None
-        order = {"arguments": arguments, "trap": trap, "log": str(child._log)}
+        order = {
+            "arguments": arguments,
+            "trap": trap,
+            "log": str(child._log),
+            "program": program,
+            "environment": dict(environment or {}),
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         assert child.started.wait(60), "no trainer was forked"
         return child
@@ -90,10 +103,12 @@ class Nursery:
 def serve() -> None:
     """Fork trainers until standard input closes, then kill what is left."""
     import deepspeed
+    import rank_probe
     import torch
     import transformers
     from traps import arm
 
+    from headrace.connectors.lifetime import exit_with
     from headrace.trainers import batch_to_step
     from headrace.trainers.__main__ import main
 
@@ -119,9 +134,11 @@ def serve() -> None:
                 with open(order["log"], "wb", buffering=0) as log:
                     os.dup2(log.fileno(), 2)
                     os.dup2(log.fileno(), 1)
+                os.environ.update(order["environment"])
                 if order["trap"]:
                     arm(*order["trap"])
-                code = main(order["arguments"])
+                run = main if order["program"] == "trainer" else rank_probe.main
+                code = exit_with(lambda run=run, order=order: run(order["arguments"]))
                 sys.stderr.flush()
                 os._exit(code)
             living.add(pid)

@@ -7,6 +7,7 @@ only one group of every batch (skewed lanes). Rank 0 writes the published weight
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,9 @@ def train(config: RunConfig, backend: Backend, ranks: Ranks, steps: range) -> di
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """See the module's text."""
-    model, out, backend_name, stage, precision, steps, micro = sys.argv[1:8]
+    model, out, backend_name, stage, precision, steps, micro = arguments
     more = json.loads(os.environ.get("PROBE_TRAINER", "{}"))
     config = make_config(
         Path(model),
@@ -89,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
