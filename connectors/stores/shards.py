@@ -40,7 +40,9 @@ class ShardWriter:
     context: code deltas by old exponent where that is smaller.
     """
 
-    def __init__(self, store: ObjectStore, layout: Layout, *, rank: int = 0, ranks: int = 1, context: bool = False):
+    def __init__(
+        self, store: ObjectStore, layout: Layout, *, rank: int = 0, ranks: int = 1, context: bool = False
+    ) -> None:
         self._store = store
         self._layout = layout
         self._rank, self._ranks = rank, ranks

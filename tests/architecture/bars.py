@@ -117,7 +117,7 @@ def inspect_module(shape: Shape, path: Path, name: str) -> None:
     if sum(1 for line in text.splitlines() if line.strip()) < 3:
         return
     tree = ast.parse(text, filename=name)
-    lines = text.count("\n") + 1
+    lines = len(text.splitlines())
     shape.modules.append((lines, name))
     if lines > AT_MOST["module max"]:
         shape.notes.append(f"module of {lines} lines: {name}")
