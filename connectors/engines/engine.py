@@ -7,15 +7,16 @@ log-probs are those of the distribution that was sampled from (logits divided by
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ValidationError
 
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.parts import Sampling
 
-__all__ = ("Engine", "Generation", "PromptTooLong", "Request", "WeightsRefused", "generate", "neutral")
+__all__ = ("Engine", "Generation", "PromptTooLong", "Request", "WeightsRefused", "generate", "neutral", "options_of")
 
 
 class PromptTooLong(HeadraceError, ValueError):
@@ -96,6 +97,17 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free what the engine holds."""
         ...
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def options_of(model: type[Options], engine: str, given: Mapping[str, Any] | None) -> Options:
+    """``[rollout.options]`` as an engine's own model. Raises ConfigurationError that names the key."""
+    try:
+        return model.model_validate(dict(given or {}))
+    except ValidationError as error:
+        raise ConfigurationError(f"rollout.options for engine {engine}: {error}") from error
 
 
 def neutral(sampling: Sampling) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused
+from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused, options_of
 from headrace.connectors.engines.rows import Rows, drop_waiting
 from headrace.connectors.engines.sampling import uniforms
 
@@ -57,7 +57,7 @@ class ScriptedEngine:
         options: Mapping[str, Any] | None = None,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._options = ScriptedOptions.model_validate(dict(options or {}))
+        self._options = options_of(ScriptedOptions, "scripted", options)
         self._slots = slots
         self._max_prompt = max_prompt_tokens
         self._wait = wait

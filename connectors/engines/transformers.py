@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused
+from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused, options_of
 from headrace.connectors.engines.kv_cache import KeyValueCache
 from headrace.connectors.engines.rows import Rows, drop_waiting
 from headrace.connectors.engines.sampling import choose, uniforms
@@ -56,7 +56,7 @@ class TransformersEngine:
     ) -> None:
         import torch
 
-        self._options = TransformersOptions.model_validate(dict(options or {}))
+        self._options = options_of(TransformersOptions, "transformers", options)
         torch.set_num_threads(threads)
         self._torch = torch
         model_folder = ModelFolder(folder)
