@@ -25,7 +25,6 @@ _OPTIONAL = {
     "transformers": "model folders: pip install 'headrace[train]'",
     "boto3": "S3 stores: pip install 'headrace[s3]'",
     "numba": "faster delta coding: pip install 'headrace[fast]'",
-    "vllm": "the vLLM engine: pip install 'headrace[rollout]'",
 }
 
 Finding = tuple[str, str, str]
