@@ -6,18 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nursery import Nursery, Trainer
-from trainer_feed import Feed, local_broker, make_config, make_model, trainer_arguments
+from trainer_feed import Feed, local_broker, make_config, make_items, make_model, trainer_arguments
 
+from headrace.connectors.blobs import put_sequences
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.open import open_store
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED
-from headrace.schemas.records import Head, Resumed, Rollback, Step, Stop
+from headrace.schemas.records import Head, Partial, Resumed, Rollback, Step, Stop
 
 
 class Bench:
@@ -244,6 +246,30 @@ def test_a_trainer_that_stood_still_longer_than_the_transaction_timeout(
         assert process.wait(90) == 0, process.log()
         assert "again in 1 s" in process.log()
         assert steps_of(fed) == [(1, 1), (2, 2)]
+
+
+def test_large_trajectories_are_fetched_from_the_store(bench: Bench, model: Path, tmp_path: Path) -> None:
+    """Batch 1 lies in the topic, batch 2 (the same trajectories) in the store."""
+    config = make_config(model, tmp_path, "blobs", max_steps=2)
+    fed = feed(config, bench.broker, 1)
+    store = open_store(config.run_folder() / "store")
+    offloaded = []
+    for item in make_items(1, groups=4, size=4, version=0, seed=0):
+        holder = Partial(
+            group=item.group,
+            replica=item.replica,
+            attempt=0,
+            worker="rollout-0",
+            incarnation=1,
+            written_ms=1,
+            sequences=item.sequences,
+        )
+        offloaded.append(replace(item, batch=2, sequences=[], blob=put_sequences(store, "blobs", holder)))
+    fed.write(2, offloaded, range(config.run.lanes))
+    bench.train(config)
+    first, second = (r for r in fed.records("steps") if isinstance(r, Step))
+    assert second.metrics["seq_len/mean"] == first.metrics["seq_len/mean"]
+    assert second.metrics["optim/grad_norm"] == pytest.approx(first.metrics["optim/grad_norm"], rel=0.5)
 
 
 def test_two_ranks_read_their_own_lanes(bench: Bench, model: Path, tmp_path: Path) -> None:
