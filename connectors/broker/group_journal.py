@@ -1,4 +1,4 @@
-"""Membership of consumer groups across restarts of the broker: every finished generation goes into a journal.
+"""Membership of consumer groups across restarts of the broker: every generation goes into a journal.
 
 A member whose broker was killed goes on with its assignment after the restart, as with Apache Kafka, instead of being
 expelled. Membership is soft: when the disk refuses a line, the group goes on in memory and a restart forgets it.
@@ -26,10 +26,10 @@ class GroupJournal:
                 self.groups[fact[0]] = _restored(fact, now)
 
     def _snapshot(self) -> Iterable[Fact]:
-        return [_fact(group) for group in self.groups.values() if group.phase in (Phase.STABLE, Phase.EMPTY)]
+        return [_fact(group) for group in self.groups.values()]
 
     def settled(self, group: Group) -> None:
-        """A group has an assignment, or no members any more."""
+        """A group has a new generation, an assignment, or no members any more."""
         self._write(_fact(group))
 
     def gone(self, group: Group) -> None:
@@ -44,7 +44,7 @@ class GroupJournal:
 
     def compact(self) -> None:
         """Rewrite the journal when it has grown out of proportion and no group is between two generations."""
-        if all(group.phase in (Phase.STABLE, Phase.EMPTY) for group in self.groups.values()):
+        if all(group.phase != Phase.PREPARING for group in self.groups.values()):
             self._journal.rewrite_if_grown()
 
 
@@ -55,6 +55,7 @@ def _text(data: bytes) -> str:
 def _fact(group: Group) -> Fact:
     return [
         group.name,
+        group.phase,
         group.generation,
         group.protocol_type,
         group.protocol,
@@ -76,13 +77,14 @@ def _fact(group: Group) -> Fact:
 
 
 def _restored(fact: Fact, now: float) -> Group:
-    name, generation, protocol_type, protocol, leader, members = fact
-    group = Group(name, Phase.STABLE if members else Phase.EMPTY, generation, protocol_type, protocol, leader)
+    name, phase, generation, protocol_type, protocol, leader, members = fact
+    group = Group(name, phase, generation, protocol_type, protocol, leader)
     for row in members:
         member = _member(row, now)
         group.members[member.member_id] = member
         if member.instance_id is not None:
             group.instances[member.instance_id] = member.member_id
+    group.deadline = now + max((member.rebalance for member in group.members.values()), default=0.0)
     return group
 
 

@@ -125,7 +125,7 @@ class Watch(Protocol):
     """Hears of groups that have reached a state worth keeping."""
 
     def settled(self, group: Group) -> None:
-        """A group has an assignment, or no members any more; called before members are told."""
+        """A group has a new generation, an assignment, or no members any more; called before members are told."""
 
     def gone(self, group: Group) -> None:
         """A group was deleted."""
@@ -305,6 +305,7 @@ class GroupCoordinator:
         if group.leader not in {m.member_id for m in joined}:
             group.leader = joined[0].member_id
         group.deadline = now + max(m.rebalance for m in group.members.values())
+        self._settled(group)
         for member in joined:
             reply, member.joining, member.seen = member.joining, None, now
             assert reply is not None

@@ -6,12 +6,15 @@ Usage: eos_worker.py BOOTSTRAP SOURCE SINK GROUP NAME. One name is one instance:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
 _BATCH_SECONDS = 0.05
+_LONGEST_TRANSACTION = 8
+"""Seconds until the alarm ends the process: librdkafka's send_offsets can wait for ever after a broker's restart."""
 
 
 def main() -> None:
@@ -53,7 +56,11 @@ def main() -> None:
 def copy_some(consumer: Consumer, producer: Producer, sink: str) -> None:
     """One transaction over what came within a short while."""
     first = consumer.poll(0.5)
-    if first is None or first.error() is not None:
+    if first is None:
+        return
+    if first.error() is not None:
+        if first.error().fatal():
+            raise KafkaException(first.error())
         return
     messages = [first]
     until = time.monotonic() + _BATCH_SECONDS
@@ -61,6 +68,7 @@ def copy_some(consumer: Consumer, producer: Producer, sink: str) -> None:
         message = consumer.poll(0.005)
         if message is not None and message.error() is None:
             messages.append(message)
+    signal.alarm(_LONGEST_TRANSACTION)
     producer.begin_transaction()
     for message in messages:
         producer.produce(sink, message.value(), message.key(), message.partition())
@@ -69,6 +77,7 @@ def copy_some(consumer: Consumer, producer: Producer, sink: str) -> None:
         [position for position in positions if position.offset >= 0], consumer.consumer_group_metadata(), 30
     )
     producer.commit_transaction(30)
+    signal.alarm(0)
 
 
 if __name__ == "__main__":
