@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ("bar_chart", "line_chart", "page")
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 520, 220, 46, 26
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _NAMES = 520, 220, 46, 26, 180
 _COLOURS = ("#1565c0", "#d84315", "#2e7d32")
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -73,20 +73,19 @@ def line_chart(title: str, series: Mapping[str, Points], top: float | None = Non
 
 
 def bar_chart(title: str, bars: Mapping[str, float]) -> str:
-    """One bar for each name, with its value above it."""
+    """One bar for each name, from the left, with its value behind it."""
     if not bars:
         return _figure(title, '<text x="60" y="100">none</text>')
     highest = max(bars.values()) or 1.0
-    step = (_WIDTH - _LEFT) / len(bars)
+    step = min(34.0, (_HEIGHT - 10) / len(bars))
     shapes = []
     for position, (name, value) in enumerate(bars.items()):
-        x, y = _LEFT + position * step + step * 0.15, _y(0.92 * value, highest)
-        height = _HEIGHT - _BOTTOM - y
-        middle = x + step * 0.35
-        size = f'width="{step * 0.7:.1f}" height="{height:.1f}" fill="{_COLOURS[0]}"'
-        shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}/>')
-        shapes.append(f'<text x="{middle:.1f}" y="{y - 3:.1f}" text-anchor="middle">{value:g}</text>')
-        shapes.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(name)}</text>')
+        y, width = 6 + position * step, value / highest * (_WIDTH - _NAMES - 70)
+        size = f'width="{width:.1f}" height="{step * 0.7:.1f}" fill="{_COLOURS[0]}"'
+        line = y + step * 0.35 + 4
+        shapes.append(f'<text x="{_NAMES - 8}" y="{line:.1f}" text-anchor="end">{escape(name)}</text>')
+        shapes.append(f'<rect x="{_NAMES}" y="{y:.1f}" {size}/>')
+        shapes.append(f'<text x="{_NAMES + width + 6:.1f}" y="{line:.1f}">{value:g}</text>')
     return _figure(title, "".join(shapes))
 
 
