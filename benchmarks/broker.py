@@ -133,7 +133,7 @@ def consume(bootstrap: str, topic: str, size: int, total: int) -> float:
 
 def measure(given: argparse.Namespace) -> list[Figure]:
     """All sizes on one or two brokers in turns."""
-    rounds = 2 if given.quick else 5
+    rounds = 2 if given.quick else 4
     share = 4 if given.quick else 1
     local = f"{sys.executable} -m headrace.connectors.broker --data {{data}} --port {{port}}"
     if given.against is None:
