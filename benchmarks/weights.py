@@ -19,6 +19,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from benchmarks import raw_format as raw
 from benchmarks.form import Figure, main, median
 from headrace.connectors.stores.local import LocalStore
 from headrace.pipeline.delta_to_worker import WeightReader
@@ -26,6 +27,7 @@ from headrace.schemas.delta_codec import Frame, apply_frame, encode_segment
 from headrace.schemas.delta_layout import Layout, Piece
 from headrace.schemas.delta_shard import digest_of
 from headrace.schemas.delta_steps import Kernels, NumpyKernels, changed_positions, kernels_for, ordered
+from headrace.trainers.publish_ahead import PublishAhead
 from headrace.trainers.step_to_delta import DeltaPublisher
 
 U16 = NDArray[np.uint16]
@@ -179,25 +181,60 @@ def context_mode(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Ite
     yield Figure(f"apply_vs_copy_context{suffix}", took["copy"] / took["apply"], "", bar, True, "np.copyto")
 
 
-def raw_format(pair: Pair, repeats: int) -> Iterator[Figure]:
-    """The same change as uint32 indices and bfloat16 values, for comparison."""
+def raw_format(pair: Pair, ours: int, kernels: Kernels, repeats: int) -> Iterator[Figure]:
+    """Side by side with an independent implementation of index + value: bytes, encode, apply."""
     target = pair.old.copy()
-
-    def encode() -> tuple[NDArray[np.uint32], U16]:
-        at = np.flatnonzero(pair.old != pair.new)
-        return at.astype(np.uint32), pair.new[at]
-
-    at, values = encode()
-
-    def put() -> None:
-        target[at] = values
+    data = raw.encode(pair.old, pair.new)
+    raw.apply(data, target)
+    if not np.array_equal(target, pair.new):
+        raise AssertionError("index + value does not give the new weights")
+    frames = encoded(pair, kernels)
 
     def restore() -> None:
         np.copyto(target, pair.old)
 
-    took = in_turns({"copy": restore, "encode": encode, "apply": put}, repeats, restore)
+    took = in_turns(
+        {
+            "raw_encode": lambda: raw.encode(pair.old, pair.new),
+            "encode": lambda: encoded(pair, kernels),
+            "raw_apply": lambda: raw.apply(data, target),
+            "apply": lambda: apply(frames, target, kernels, hashed=False),
+            "copy": restore,
+        },
+        repeats,
+        restore,
+    )
+    other = "independent index + value, same data"
+    yield Figure("side_bytes_vs_raw", ours / len(data), "", 0.25, False, other)
+    yield Figure("side_encode_vs_raw", took["raw_encode"] / took["encode"], "", anchor=f"{other}: its time / ours")
+    yield Figure("side_apply_vs_raw", took["raw_apply"] / took["apply"], "", anchor=f"{other}: its time / ours")
     for kind in ("encode", "apply"):
-        yield Figure(f"raw_{kind}_vs_copy", took["copy"] / took[kind], "", anchor="np.copyto; index + value format")
+        yield Figure(f"raw_{kind}_vs_copy", took["copy"] / took[f"raw_{kind}"], "", anchor="np.copyto; index + value")
+
+
+def critical_path(repeats: int) -> Iterator[Figure]:
+    """Time that a trainer waits for a publish of 64 MB that runs beside its next step, and without that."""
+    pair = versions(8 * SEGMENT, 1e-6)
+    first, second = {"w": pair.old}, {"w": pair.new}
+    beside: list[float] = []
+    alone: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        table = Layout.of(first, {"w": "bfloat16"})
+        publisher = DeltaPublisher(LocalStore(Path(folder)), "bench", "main", table, 10_000)
+        ahead = PublishAhead(publisher)
+        head = publisher.publish(first, version=0, lineage=0, batch=0, parent=None)
+        for version in range(1, 2 * repeats, 2):
+            start = time.perf_counter()
+            head = publisher.publish(second, version=version, lineage=0, batch=version, parent=head)
+            alone.append(1000 * (time.perf_counter() - start))
+            start = time.perf_counter()
+            ahead.start(first, version=version + 1, lineage=0, batch=version + 1, parent=head)
+            beside.append(1000 * (time.perf_counter() - start))
+            committed = ahead.wait()
+            assert committed is not None
+            head = committed
+    yield Figure("publish_ms", median(alone), "ms", anchor="33.5 M weights (67 MB), local store")
+    yield Figure("publish_beside_ms", median(beside), "ms", anchor="what of it the trainer waits for (one copy)")
 
 
 def memory(pair: Pair, kernels: Kernels) -> float:
@@ -256,7 +293,8 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
     yield from codec(pair, NumpyKernels(), repeats, "_numpy")
     yield from context_mode(pair, fast, repeats, "")
     yield from context_mode(pair, NumpyKernels(), 2, "_numpy")
-    yield from raw_format(pair, repeats)
+    ours = sum(len(frame.payload) for segment in encoded(pair, fast) for frame in segment)
+    yield from raw_format(pair, ours, fast, repeats)
     yield Figure("extra_memory_mb", memory(pair, type(fast)()), "MB", 48, False, "one thread, 8 MB segment")
     yield Figure("extra_memory_mb_numpy", memory(pair, NumpyKernels()), "MB", 48, False, "one thread, 8 MB segment")
     for name, rate in (("1e5", 1e-5), ("1e4", 1e-4)):
@@ -267,6 +305,7 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
         yield Figure(f"bytes_vs_order0_lr{name}", size / other.limit, "", anchor=f"learning rate {rate:g}")
         yield Figure(f"bytes_vs_dense_lr{name}", size / other.new.nbytes, "", anchor="bfloat16 as it is")
     yield from small_model(repeats)
+    yield from critical_path(repeats)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from benchmarks.delta_fuzz import fuzz
 from benchmarks.fault_kit import (
     POLICY,
     RUN,
@@ -410,6 +411,13 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
         whole.faults += tally.faults
         whole.wrong_served += tally.wrong_served
         whole.diverged += tally.diverged
+    with tempfile.TemporaryDirectory() as folder:
+        found = fuzz(Path(folder), 1_000 if given.quick else 10_400)
+    whole.wrong_served += found.applied
+    yield Figure("fuzzed", found.deltas, "", None if given.quick else 10_000, True, "damaged and forged deltas")
+    yield Figure("fuzzed_applied", found.applied, "", 0, False, "became weights")
+    yield Figure("fuzzed_crashed", found.crashed, "", 0, False, "raised something else than a DeltaError")
+    yield Figure("fuzzed_grown_mb", found.grown_mb, "MB", 48, False, "growth of the process over all of them")
     yield Figure("faults", whole.faults, "", None if given.quick else 100, True, "injected")
     yield Figure("wrong_served", whole.wrong_served, "", 0, False, "snapshots that are not their version's weights")
     yield Figure("diverged", whole.diverged, "", 0, False, "readers or writers that did not come to the head")

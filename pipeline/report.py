@@ -85,6 +85,7 @@ class Figures:
     time_split: dict[str, float]
     delta_bytes_mean: float | None
     changed_share_mean: float | None
+    changed_by_role: dict[str, float]
     mismatch: dict[str, float]
     command: str
     curves: Curves = field(repr=False)
@@ -165,6 +166,7 @@ def build_figures(
         time_split=time_split(policy.steps),
         delta_bytes_mean=_mean(step.delta_bytes for step in policy.steps),
         changed_share_mean=_mean(step.changed_share for step in policy.steps),
+        changed_by_role=_changed_by_role(policy.steps),
         mismatch=_mismatch(policy.steps),
         command=sessions[0].command if sessions else "",
         curves=_curves(policy, staleness),
@@ -260,6 +262,16 @@ def _mismatch(steps: Sequence[Step]) -> dict[str, float]:
             if name.startswith("mismatch") and value > 0:
                 values[name].append(value)
     return {name: max(v) if name.endswith("max") else sum(v) / len(v) for name, v in values.items()}
+
+
+def _changed_by_role(steps: Sequence[Step]) -> dict[str, float]:
+    """Mean share of changed weights a version, by role of the tensors."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        for name, value in step.metrics.items():
+            if name.startswith("changed/"):
+                values[name.removeprefix("changed/")].append(value)
+    return {name: sum(v) / len(v) for name, v in values.items()}
 
 
 def _mean(values: Iterable[float]) -> float | None:

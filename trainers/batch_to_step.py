@@ -296,7 +296,7 @@ class Trainer:
                 delta_bytes=committed.size,
                 changed_share=committed.changed_share,
                 finished_ms=int(time.time() * 1000),
-                metrics=learned.metrics,
+                metrics={**learned.metrics, **self._lead_versions.changed()},
             )
             self._lead_versions.announce([record], offsets)
             m = learned.metrics

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.connectors.stores.chain import Chain, Link
 from headrace.connectors.stores.image import load_image
+from headrace.connectors.stores.sparsity import changed_by_role
 from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreError
 from headrace.schemas.delta_layout import DeltaError, Layout, LayoutMismatch
 from headrace.schemas.delta_manifest import CommittedVersion, ShardRef, WeightManifest
@@ -170,6 +171,10 @@ class DeltaPublisher:
         """The manifest of a committed version, to travel with its announcement; empty above 64 KB."""
         body, _ = self._chain.link(version.version, version.manifest_sha256).manifest.to_bytes()
         return body if len(body) <= _ANNOUNCED else b""
+
+    def changed(self, version: CommittedVersion) -> dict[str, float]:
+        """The share of changed weights of a committed version, by role of the tensors."""
+        return changed_by_role(self._chain.link(version.version, version.manifest_sha256).manifest, self._layout)
 
     def load_baseline(self, version: CommittedVersion | int) -> dict[str, NDArray[Any]]:
         """Rebuild a committed version from the store and make it the baseline; returns its weights, read-only views.

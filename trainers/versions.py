@@ -92,6 +92,14 @@ class Versions:
                 if self.head is not None and found is not None and (found.lineage, found.batch) == (lineage, batch):
                     return self.head
 
+    def changed(self) -> dict[str, float]:
+        """Metrics of the head: ``changed/ROLE``, the share of changed weights of the tensors of a role."""
+        head = self.head
+        if head is None:
+            return {}
+        shares = self._patiently(lambda: self._publisher.changed(head))
+        return {f"changed/{role}": share for role, share in shares.items()}
+
     def announce(self, records: list[Record], offsets: Mapping[int, int]) -> None:
         """Write records and the pointer to the head in one transaction."""
         head = self.head

@@ -79,6 +79,34 @@ def show(
 
 
 @app.command()
+def sparsity(where: Where, run: RunId = "", policy: Policy = "", output: Output = Format.text) -> None:
+    """The share of weights that every version changed, by role of the tensors; as JSON also by tensor."""
+    from headrace.connectors.stores.chain import Chain
+    from headrace.connectors.stores.sparsity import changed_by_role, changed_by_tensor
+
+    place = place_of(where, run, policy)
+    chain = Chain(place.store, place.run, place.policy)
+    links = [link for link in chain.links(chain.versions()) if link.manifest.parent >= 0]
+    tables = [chain.layout(link.manifest.layout_digest) for link in links]
+    both = [(link.manifest, table) for link, table in zip(links, tables, strict=True)]
+    if output is Format.json:
+        print_json(
+            [
+                {"version": m.version, "roles": changed_by_role(m, t), "tensors": changed_by_tensor(m, t)}
+                for m, t in both
+            ]
+        )
+        return
+    roles = sorted({role for m, t in both for role in changed_by_role(m, t)})
+    rows = [
+        (m.version, f"{sum(m.changed) / max(1, m.elements):.3%}", *(f"{shares.get(role, 0):.3%}" for role in roles))
+        for m, t in both
+        for shares in [changed_by_role(m, t)]
+    ]
+    print_table(("version", "all", *roles), rows)
+
+
+@app.command()
 def verify(where: Where, run: RunId = "", policy: Policy = "", output: Output = Format.text) -> None:
     """Rebuild every version from every object that leads to it and compare digests; exit 1 if one fails."""
     from headrace.pipeline.delta_to_worker import verify_chain
