@@ -243,3 +243,30 @@ def test_merged_manifests_are_checked() -> None:
         body = {name: getattr(one, name) for name in one.__slots__} | wrong
         with pytest.raises(DeltaCorrupt):
             MergedDelta.from_bytes(MergedDelta(**body).to_bytes())
+
+
+def test_adapters_travel_as_small_fulls(tmp_path: Path) -> None:
+    """An adapter (LoRA) is a policy with a layout of its own whose versions are fulls: a reader needs one object."""
+    store = LocalStore(tmp_path)
+    rng = np.random.default_rng(2)
+    names = [f"layers.{n}.q_proj.{side}" for n in range(2) for side in ("lora_A", "lora_B")]
+
+    def adapter(version: int) -> dict[str, np.ndarray]:
+        bits = np.random.default_rng(version).integers(0, 1 << 16, (4, 8, 64), np.uint16)
+        return dict(zip(names, bits, strict=True))
+
+    layout = Layout.of(adapter(0), dict.fromkeys(names, "bfloat16"))
+    publisher = DeltaPublisher(store, "first", "main-adapter", layout)
+    head = None
+    for version in range(5):
+        head = publisher.publish(adapter(version), version=version, lineage=0, batch=version, parent=head, kind="full")
+    assert head is not None
+    assert head.kind == "full"
+    for version in rng.permutation(5):
+        reader = WeightReader(store, "first", "main-adapter")
+        loaded = reader.fetch(int(version))
+        assert loaded.hops == 1
+        assert all(np.array_equal(array, adapter(int(version))[n]) for n, array in reader.snapshot().weights.items())
+    done = prune(store, "first", "main-adapter", grace_seconds=0, orphan_seconds=0)
+    assert (done.floor, done.versions) == (3, (0, 1, 2))
+    assert not [one.problem for one in verify_chain(store, "first", "main-adapter") if one.problem]

@@ -114,3 +114,40 @@ def test_an_exported_checkpoint_holds_the_published_bits(tmp_path: Path) -> None
     with safetensors.safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
         bits = file.get_tensor("w").view(torch.int16).numpy().view(np.uint16)
     assert np.array_equal(bits, BITS["w"] + 1)
+
+
+def test_merge_and_prune_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(tmp_path, versions=6)
+    assert headrace("merge", str(tmp_path)) == 0
+    assert capsys.readouterr().out == "1 merged: 0 to 4\n"
+    assert headrace("merge", str(tmp_path)) == 0
+    assert "nothing was due" in capsys.readouterr().out
+    assert headrace("verify", str(tmp_path)) == 0
+    assert "delta+merged" in capsys.readouterr().out
+    assert headrace("prune", str(tmp_path), "--grace", "0", "--format", "json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["floor"], done["objects"]) == (0, 0)
+
+
+def test_prune_keeps_what_is_held_and_only_talks_when_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = LocalStore(tmp_path)
+    publisher = DeltaPublisher(store, "first", "main", Layout.of(BITS, DTYPES), full_every=2)
+    head = None
+    for version in range(9):
+        weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
+        head = publisher.publish(weights, version=version, lineage=0, batch=version, parent=head)
+    assert headrace("prune", str(tmp_path), "--grace", "0", "--held", "3", "--dry-run") == 0
+    assert "would go" in (said := capsys.readouterr().out)
+    assert said.endswith("kept from version 2 on\n")
+    assert headrace("prune", str(tmp_path), "--grace", "0") == 0
+    assert capsys.readouterr().out.endswith("kept from version 6 on\n")
+    assert headrace("verify", str(tmp_path)) == 0
+
+
+def test_sparsity_by_role_and_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(tmp_path)
+    assert headrace("sparsity", str(tmp_path), "--format", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0] == {"version": 1, "roles": {"w": 1.0, "b": 1.0}, "tensors": {"w": 1.0, "b": 1.0}}
+    assert headrace("sparsity", str(tmp_path)) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["version", "all", "b", "w"]
