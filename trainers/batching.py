@@ -6,7 +6,7 @@ updates and packed by tokens into micro-batches. Pure; the order depends on the 
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ __all__ = ("MicroBatch", "Row", "count_rows", "dummy", "pack", "rows_of", "split
 class Row:
     """One sequence to train on: tokens int32, behave log-probs float32 (nats), mask bool, versions int32; all [length].
 
-    group: key of its group within the batch. advantage: of its trajectory. temperature: it was sampled at.
+    group: key of its group within the batch. advantage, reward (raw): of its trajectory. temperature:
+    it was sampled at.
     """
 
     group: tuple[int, int]
@@ -34,6 +35,7 @@ class Row:
     versions: npt.NDArray[np.int32]
     advantage: float
     temperature: float = 1.0
+    reward: float = 0.0
 
     @property
     def trained(self) -> int:
@@ -44,7 +46,7 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """Right-padded rows as tensors: tokens int64, behave float32, mask bool, versions int64, advantages float32
-    [rows, length]; temperature float32 [rows]. ``rows`` are their indices in the update's list of rows.
+    [rows, length]; temperature, rewards float32 [rows]. ``rows`` are their indices in the update's list of rows.
     """
 
     rows: Listed[int]
@@ -54,6 +56,7 @@ class MicroBatch:
     versions: Tensor
     advantages: Tensor
     temperature: Tensor
+    rewards: Tensor
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -61,7 +64,7 @@ class MicroBatch:
             return self
         moved = {
             name: getattr(self, name).to(device)
-            for name in ("tokens", "behave", "mask", "versions", "advantages", "temperature")
+            for name in ("tokens", "behave", "mask", "versions", "advantages", "temperature", "rewards")
         }
         return MicroBatch(rows=self.rows, **moved)
 
@@ -86,11 +89,13 @@ def rows_of(items: Listed[Item], advantage: Advantage) -> list[Row]:
             )
         )
         for member, value in zip(members, values, strict=True):
-            rows += [_row(key, sequence, value) for sequence in member.sequences if sequence.trainable]
+            rows += [
+                _row(key, sequence, value, member.raw_reward) for sequence in member.sequences if sequence.trainable
+            ]
     return rows
 
 
-def _row(group: tuple[int, int], sequence: Sequence, advantage: float) -> Row:
+def _row(group: tuple[int, int], sequence: Sequence, advantage: float, reward: float) -> Row:
     mask = sequence.mask.astype(bool)
     if mask.size:
         mask[0] = False  # the first token has nothing before it to be predicted from
@@ -102,6 +107,7 @@ def _row(group: tuple[int, int], sequence: Sequence, advantage: float) -> Row:
         versions=sequence.versions,
         advantage=advantage,
         temperature=sequence.sampling.temperature or 1.0,
+        reward=reward,
     )
 
 
@@ -151,16 +157,7 @@ def dummy() -> MicroBatch:
         versions=np.full(2, -1, np.int32),
         advantage=0.0,
     )
-    padded = _pad([row], [0])
-    return MicroBatch(
-        rows=(),
-        tokens=padded.tokens,
-        behave=padded.behave,
-        mask=padded.mask,
-        versions=padded.versions,
-        advantages=padded.advantages,
-        temperature=padded.temperature,
-    )
+    return replace(_pad([row], [0]), rows=())
 
 
 def _pad(rows: Listed[Row], taken: Listed[int]) -> MicroBatch:
@@ -181,4 +178,5 @@ def _pad(rows: Listed[Row], taken: Listed[int]) -> MicroBatch:
         versions=torch.from_numpy(versions),
         advantages=torch.from_numpy(np.broadcast_to(advantages[:, None], shape).copy()),
         temperature=torch.from_numpy(np.array([row.temperature for row in chosen], np.float32)),
+        rewards=torch.from_numpy(np.array([row.reward for row in chosen], np.float32)),
     )

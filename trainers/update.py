@@ -152,6 +152,7 @@ class Learner:
             advantages=micro.advantages,
             mask=micro.mask,
             ref=self._reference.logprobs(micro) if self._reference else None,
+            rewards=micro.rewards,
         )
         terms = self._loss(streams)
         part = aggregate(terms.loss, micro.mask, self._mode, counts)

@@ -5,12 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.trainers.losses.loss import log_ratio
+from headrace.trainers.losses.loss import FAR, log_ratio
 
 __all__ = ("KLEstimator", "kl_per_token")
 
-_FAR = 1e4
-"""Bound of log ratios where nothing exponential follows."""
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 
 
@@ -19,7 +17,7 @@ def kl_per_token(new: Tensor, ref: Tensor, mask: Tensor, estimator: KLEstimator,
 
     The input of k3 is clamped as well as its output, so the gradient is finite wherever the value is.
     """
-    away = log_ratio(new, ref, mask, _FAR)
+    away = log_ratio(new, ref, mask, FAR)
     if estimator == "k1":
         return away
     if estimator == "abs":

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = (
+    "FAR",
     "Loss",
     "LossOptions",
     "LossTerms",
@@ -33,7 +34,8 @@ class Streams:
 
     new: of the policy being trained, carries the gradient. prox: of the policy at the start of the step. behave: as
     sampled, possibly by several versions. ref: of a frozen reference, if the loss asks for one. advantages: one value
-    per token. mask: bool, True on trained tokens; what stands at other positions is never looked at.
+    per token. mask: bool, True on trained tokens; what stands at other positions is never looked at. rewards: raw, of
+    the trajectory, [sequences].
     """
 
     new: Tensor
@@ -42,6 +44,7 @@ class Streams:
     advantages: Tensor
     mask: Tensor
     ref: Tensor | None = None
+    rewards: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,10 @@ class Loss(Protocol):
     def __call__(self, streams: Streams) -> LossTerms:
         """The loss per token, to be minimised."""
         ...
+
+
+FAR = 1e4
+"""Bound of log ratios where nothing exponential follows."""
 
 
 def configured(cls: Any, options: Mapping[str, Any], where: str) -> Any:

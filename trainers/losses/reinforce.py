@@ -1,43 +1,21 @@
-"""REINFORCE: the plain policy gradient, weighted by a truncated prox / behave ratio (docs/losses.md)."""
+"""REINFORCE: the plain policy gradient, weighted by a truncated prox / behave ratio."""
 
-from typing import ClassVar
+from torch import Tensor
 
-from headrace.trainers.losses.correction import Correction, correction_weights
-from headrace.trainers.losses.loss import LossOptions, LossTerms, Streams, finite_logprobs, select, token_sums
+from headrace.trainers.losses.anchored import Anchored, Surrogate
+from headrace.trainers.losses.loss import Streams, finite_logprobs, select
 
-__all__ = ("Reinforce", "ReinforceOptions")
-
-
-class ReinforceOptions(LossOptions):
-    """correction: weights by prox / behave, truncated at 2."""
-
-    correction: Correction = Correction()
+__all__ = ("Reinforce",)
 
 
-class Reinforce:
-    """``-A log(new) * w``."""
-
-    Options: ClassVar[type[LossOptions]] = ReinforceOptions
-
-    def __init__(self, options: ReinforceOptions) -> None:
-        self.options = options
+class Reinforce(Anchored):
+    """``-A log(new) * w``; the ratio has no part in it, so the anchor must stay ``prox`` for the correction to act."""
 
     @property
     def corrects_staleness(self) -> bool:
-        """True whenever the correction is on."""
-        return self.options.correction.action != "off"
+        """True whenever the correction acts."""
+        return self.anchoring.anchor == "prox" and self.anchoring.correction.action != "off"
 
-    @property
-    def needs_reference(self) -> bool:
-        """REINFORCE needs none."""
-        return False
-
-    def __call__(self, streams: Streams) -> LossTerms:
-        """See ``Loss``."""
-        o = self.options
-        w = correction_weights(streams.prox, streams.behave, streams.mask, o.correction, o.log_ratio_limit)
-        gain = select(streams.advantages, streams.mask)
-        loss = -gain * finite_logprobs(streams.new, streams.mask) * w.weight
-        sums = token_sums(streams, o.log_ratio_limit)
-        sums["correction/weight"], sums["correction/kept"] = w.weight.sum(), w.kept.sum()
-        return LossTerms(loss=loss, sums=sums)
+    def surrogate(self, away: Tensor, streams: Streams) -> Surrogate:
+        """See ``Anchored``."""
+        return Surrogate(loss=-select(streams.advantages, streams.mask) * finite_logprobs(streams.new, streams.mask))

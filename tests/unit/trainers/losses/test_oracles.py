@@ -16,15 +16,25 @@ import torch
 from torch import Tensor
 
 from headrace.trainers.losses.aggregation import Denominators, Mode, aggregate
+from headrace.trainers.losses.anchored import AnchoredOptions
+from headrace.trainers.losses.cispo import CISPO, CISPOOptions
 from headrace.trainers.losses.correction import Correction
 from headrace.trainers.losses.decoupled_ppo import DecoupledPPO, DecoupledPPOOptions
+from headrace.trainers.losses.dppo import DPPO, DPPOOptions
+from headrace.trainers.losses.gspo import GSPO, GSPOOptions
 from headrace.trainers.losses.kl import kl_per_token
-from headrace.trainers.losses.loss import Streams, log_ratio
+from headrace.trainers.losses.loss import Loss, Streams, log_ratio
+from headrace.trainers.losses.m2po import M2PO, M2POOptions
 from headrace.trainers.losses.ppo import PPO, PPOOptions
-from headrace.trainers.losses.reinforce import Reinforce, ReinforceOptions
+from headrace.trainers.losses.reinforce import Reinforce
+from headrace.trainers.losses.sapo import SAPO, SAPOOptions
+from headrace.trainers.losses.topr import TOPR, TOPROptions
 
 FOLDER = Path(__file__).parents[3] / "oracles"
-FILES = ("ppo_clip", "decoupled_ppo", "dapo", "dr_grpo", "tis_token", "tis_sequence", "kl_estimators")
+FILES = (
+    "ppo_clip", "decoupled_ppo", "dapo", "dr_grpo", "tis_token", "tis_sequence", "kl_estimators", "gspo", "cispo",
+    "topr", "m2po", "reinforce", "extra_sapo_gmpo_kimi", "prime_dppo_ipo",
+)  # fmt: skip
 OFF = Correction(action="off")
 WIDE = 80.0
 """A clamp of log ratios that no case reaches: where the reference has none."""
@@ -55,6 +65,7 @@ def streams_of(inputs: dict[str, Any], new: Tensor) -> Streams:
         advantages=tensor(inputs["advantages"]),
         mask=tensor(inputs["mask"]).bool(),
         ref=tensor(inputs["ref"]),
+        rewards=torch.tensor(inputs["scores"], dtype=torch.float64),
     )
 
 
@@ -80,7 +91,10 @@ def ours(case: dict[str, Any]) -> Callable[[Streams], Tensor]:
         how = Correction(
             level=hyper["rollout_is"], upper=hyper["threshold"], product=product, normalize=hyper["batch_normalize"]
         )
-        return lambda s: Reinforce(ReinforceOptions(correction=how))(s).loss
+        return lambda s: Reinforce(AnchoredOptions(correction=how))(s).loss
+    other = others(name, hyper, clip)
+    if other is not None:
+        return lambda s: other(s).loss
     if name.startswith("decoupled_ppo/"):
         return lambda s: DecoupledPPO(DecoupledPPOOptions(**clip, behave=behave_of(hyper)))(s).loss
     how = OFF
@@ -100,6 +114,35 @@ def ours(case: dict[str, Any]) -> Callable[[Streams], Tensor]:
     elif not name.startswith(("ppo_clip", "dapo", "dr_grpo")):
         raise Skip(f"no loss {name}")
     return lambda s: PPO(PPOOptions(**clip, correction=how))(s).loss
+
+
+def others(name: str, hyper: dict[str, Any], clip: dict[str, Any]) -> Loss | None:
+    """Our loss for the cases of the smaller oracle files. Raises Skip."""
+    wide: dict[str, Any] = {"anchor": "prox", "correction": OFF, "log_ratio_limit": clip["log_ratio_limit"]}
+    if name == "gspo":
+        return GSPO(GSPOOptions(**{**wide, **clip}))
+    if name.startswith("cispo"):
+        low = hyper.get("cispo_epsilon_low", clip["clip_low"])
+        high = hyper.get("cispo_epsilon_high", clip["clip_high"])
+        unified = hyper.get("cispo_use_unified_mask", False)
+        return CISPO(CISPOOptions(**wide, clip_low=low, clip_high=high, unified_mask=unified))
+    if name == "topr":
+        positive, negative = hyper["topr_positive_weight"], hyper["topr_negative_weight"]
+        return TOPR(TOPROptions(**wide, positive_weight=positive, negative_weight=negative))
+    if name in ("reinforce", "vanilla pg"):
+        return Reinforce(AnchoredOptions(**wide))
+    if name == "sapo":
+        return SAPO(SAPOOptions(**wide, tau_positive=hyper["tau_pos"], tau_negative=hyper["tau_neg"]))
+    if name.startswith("dppo"):
+        return DPPO(DPPOOptions(log_ratio_limit=WIDE))
+    if name.startswith("m2po official"):
+        least = {"least_low": hyper["miniclip_low"] or 0.0, "least_high": hyper["miniclip_high"] or 0.0}
+        return M2PO(M2POOptions(variant="official", budget=hyper["M2_budget"], log_ratio_limit=WIDE, **least))
+    if name.startswith("m2po AstraFlow"):
+        return M2PO(M2POOptions(budget=hyper["m2_threshold"], log_ratio_limit=WIDE))
+    if name.startswith(("m2po", "gmpo", "kimi15", "ipo")):
+        raise Skip(f"{name} is not offered")
+    return None
 
 
 def behave_of(hyper: dict[str, Any]) -> Correction:

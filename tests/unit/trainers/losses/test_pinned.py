@@ -16,6 +16,7 @@ BASE = json.loads((Path(__file__).parents[3] / "oracles" / "ppo_clip.json").read
 OFF = {"action": "off"}
 SUM: Mode = "seq-mean-token-sum-norm"
 NO_DUAL = {"dual_clip": 0.0}
+PROX = {"anchor": "prox", "correction": OFF}
 
 
 def make(name: str, **options: Any) -> Loss:
@@ -25,7 +26,7 @@ def make(name: str, **options: Any) -> Loss:
 
 def base_streams(**over: torch.Tensor) -> Streams:
     given = {k: torch.tensor(BASE[k], dtype=torch.float64) for k in ("new", "prox", "behave", "advantages", "ref")}
-    return Streams(**{**given, **over}, mask=torch.tensor(BASE["mask"]).bool())
+    return Streams(**{**given, **over}, mask=torch.tensor(BASE["mask"]).bool(), rewards=torch.tensor(BASE["scores"]))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,12 @@ def base_streams(**over: torch.Tensor) -> Streams:
         ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "mask", "upper": 5.0}}, "token-mean", -0.28482632401),
         ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "mask", "upper": 1.2}}, "token-mean", -0.13397920720),
         ("decoupled_ppo", {**NO_DUAL, "behave": {"action": "clamp", "upper": 1.2}}, "token-mean", -0.26297107989),
+        ("decoupled_ppo", {"behave": {"level": "sequence", "product": True}}, "token-mean", -0.52064200916),
+        ("dapo", {"correction": OFF}, "token-mean", -0.24427808474),
+        ("gspo", {"correction": OFF}, "seq-mean-token-mean", -0.25025166667),
+        ("cispo", {**PROX, "clip_low": 0.2, "clip_high": 0.2}, "token-mean", 0.18056189134),
+        ("topr", PROX, "token-mean", 0.26275538495),
+        ("m2po", {}, "token-mean", -0.26184226769),
     ],
 )
 def test_pinned_values(name: str, options: dict[str, Any], mode: Mode, value: float) -> None:
@@ -49,11 +56,12 @@ def test_pinned_values(name: str, options: dict[str, Any], mode: Mode, value: fl
     assert float(loss) == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "grpo"])
+@pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "grpo", "dapo", "cispo", "topr", "sapo", "m2po"])
 def test_on_policy_gradients_are_those_of_the_plain_policy_gradient(name: str) -> None:
     def gradient(loss: str) -> torch.Tensor:
         new = torch.tensor(BASE["new"], dtype=torch.float64).requires_grad_()
         still = new.detach()
+        """Of the sum of the loss where prox and behave are new itself."""
         make(loss)(base_streams(new=new, prox=still, behave=still)).loss.sum().backward()
         assert new.grad is not None
         return new.grad

@@ -1,0 +1,43 @@
+"""DPPO: the policy gradient on new / behave, without tokens whose probability has moved too far already."""
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
+from headrace.trainers.losses.loss import FAR, LossOptions, Streams, finite_logprobs, log_ratio, select
+
+__all__ = ("DPPO", "DPPOOptions")
+
+
+class DPPOOptions(AnchoredOptions):
+    """low, high: largest fall and rise of a token's probability. kl_weight: of the squared log ratio."""
+
+    anchor: Literal["prox", "behave"] = "behave"
+    low: float = 0.2
+    high: float = 0.2
+    kl_weight: float = 1e-3
+
+
+class DPPO(Anchored):
+    """``-A r keep + kl_weight log(r)^2``; dropped: A > 0 and the probability rose by more than high, or A <= 0 and it
+    fell by more than low.
+    """
+
+    Options: ClassVar[type[LossOptions]] = DPPOOptions
+
+    def __init__(self, options: DPPOOptions) -> None:
+        super().__init__(options)
+        self.options = options
+
+    def surrogate(self, away: Tensor, streams: Streams) -> Surrogate:
+        """See ``Anchored``."""
+        o = self.options
+        gain = select(streams.advantages, streams.mask)
+        old = self.anchor(streams)
+        far = log_ratio(streams.new, old, streams.mask, FAR)
+        rise = finite_logprobs(streams.new.detach(), streams.mask).exp() - finite_logprobs(old, streams.mask).exp()
+        dropped = (gain > 0) & (rise > o.high) | (gain <= 0) & (rise < -o.low)
+        kept = select((~dropped).to(away.dtype), streams.mask)
+        loss = -gain * away.exp() * kept + o.kl_weight * far * far
+        return Surrogate(loss=select(loss, streams.mask), sums={"kept": kept.sum()})
