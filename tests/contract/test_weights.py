@@ -266,6 +266,61 @@ def test_large_objects_are_read_in_ranges(either: Run, monkeypatch: pytest.Monke
     ))  # fmt: skip
 
 
+def test_an_announced_update_is_one_request(run: Run) -> None:
+    publisher, store = run.publisher(), Meddling(run.store)
+    run.advance(publisher)
+    reader = run.reader(store)
+    reader.fetch()
+    for _ in range(3):
+        head = run.advance(publisher)
+        store.calls.clear()
+        reader.fetch(head.version, head.manifest_sha256, publisher.announced(head))
+        assert [verb for verb, _ in store.calls] == ["get"]
+        assert run.correct(reader)
+
+
+@pytest.mark.parametrize("wrong", [b"", b"junk", b'{"body":{},"sha256":""}'])
+def test_an_announcement_with_a_wrong_manifest_misleads_nobody(run: Run, wrong: bytes) -> None:
+    publisher, reader = run.publisher(), run.reader()
+    first = run.advance(publisher)
+    reader.fetch()
+    head = run.advance(publisher)
+    for manifest in (wrong, publisher.announced(first)):
+        reader.fetch(head.version, head.manifest_sha256, manifest)
+        assert reader.version == 1
+        assert run.correct(reader)
+    with pytest.raises(DeltaCorrupt):
+        reader.fetch(head.version, first.manifest_sha256, publisher.announced(head))
+
+
+def test_parts_of_an_object_are_fetched_side_by_side_and_repaired(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_module, "_CHUNK", 300)
+    monkeypatch.setattr(image_module, "_PARALLEL_ABOVE", 0)
+    run.advance(run.publisher(), 2, share=0.3)
+    (key,) = shards(run.store, "delta", 1)
+    size = run.store.head(key).size
+    for at, cut in [(None, 0), (10, 0), (size - 5, 0), (size // 2, 0), (None, 250), (None, 299)]:
+        store = Meddling(run.store)
+        reader = run.reader(store)
+        reader.fetch(0)
+        store.calls.clear()
+        damaged: list[int] = []
+
+        def damage(
+            name: str, start: int, data: bytes, at: int | None = at, cut: int = cut, damaged: list[int] = damaged
+        ) -> bytes:
+            if name != key or damaged or not (cut or (at is not None and start <= at < start + len(data))):
+                return data
+            damaged.append(start)
+            return data[:cut] if cut else data[: at - start] + b"?!" + data[at - start + 2 :]  # type: ignore[operator]
+
+        store.damage = damage
+        loaded = reader.fetch()
+        assert run.correct(reader), (at, cut)
+        assert len(store.shards_read()) >= -(-size // 300)
+        assert loaded.bytes_read <= size or at is not None
+
+
 def test_a_snapshot_never_changes(run: Run) -> None:
     publisher, reader = run.publisher(), run.reader()
     run.advance(publisher)
