@@ -32,13 +32,17 @@ def list_versions(where: Where, run: RunId = "", policy: Policy = "", output: Ou
 
     place = place_of(where, run, policy)
     chain = Chain(place.store, place.run, place.policy)
-    versions = [chain.committed(version) for version in chain.versions()]
+    floor = chain.pruned_below()
+    numbers = chain.versions()
+    versions = [link.manifest.committed(chain.keys, link.sha256) for link in chain.links(numbers)]
+    if len(versions) < len(numbers):
+        sys.stderr.write(f"{len(numbers) - len(versions)} manifests cannot be read; `headrace deltas verify` says why\n")
     if output is Format.json:
-        print_json([asdict(version) for version in versions])
+        print_json([{**asdict(version), "pruned": version.version < floor} for version in versions])
         return
     rows = [
         (
-            v.version, v.lineage, v.batch, v.kind, v.size, f"{v.changed_share:.3%}",
+            v.version, v.lineage, v.batch, "pruned" if v.version < floor else v.kind, v.size, f"{v.changed_share:.3%}",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(v.published_ms / 1000)), v.root_digest[:16],
         )
         for v in versions

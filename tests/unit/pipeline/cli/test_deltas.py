@@ -142,6 +142,9 @@ def test_prune_keeps_what_is_held_and_only_talks_when_dry(tmp_path: Path, capsys
     assert headrace("prune", str(tmp_path), "--grace", "0") == 0
     assert capsys.readouterr().out.endswith("kept from version 6 on\n")
     assert headrace("verify", str(tmp_path)) == 0
+    capsys.readouterr()
+    assert headrace("list", str(tmp_path), "--format", "json") == 0
+    assert [v["pruned"] for v in json.loads(capsys.readouterr().out)] == [True] * 6 + [False] * 3
 
 
 def test_sparsity_by_role_and_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
