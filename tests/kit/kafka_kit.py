@@ -55,7 +55,7 @@ class Kit:
 
     def producer(self, **given: Any) -> Producer:
         """A producer that gives up after 20 s."""
-        return Producer(self.settings(given, message_timeout_ms=20_000, linger_ms=0))
+        return Producer(self.settings(given, message_timeout_ms=20_000, linger_ms=0, enable_idempotence=True))
 
     def transactional(self, name: str | None = None, **given: Any) -> Producer:
         """A transactional producer that is ready."""

@@ -1,4 +1,7 @@
-"""Fetch and ListOffsets: reading logs, at once or when there is something to read."""
+"""Fetch: reading logs, at once or when there is something to read.
+
+Batches go out as they lie in the files; large pieces by reference, so that the shell can send them from the file.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from headrace.connectors.broker.wire import Body, Reader
 _READ_COMMITTED = 1
 _SMALL = 1 << 16
 """Slices up to this size are copied into the response: cheaper than one more system call for each."""
-_EARLIEST, _LATEST, _MAX_TIMESTAMP = -2, -1, -3
 
 _WANTED_V4 = struct.Struct(">iqi")
 _WANTED_V5 = struct.Struct(">iqqi")
@@ -179,44 +181,3 @@ def _part(
         out += producer_id.to_bytes(8) + first.to_bytes(8)
     if version >= 11:
         out += b"\xff\xff\xff\xff"
-
-
-def list_offsets(call: Call) -> Body:
-    """Versions 1 to 5: earliest, latest (last stable offset for read_committed), by time, largest timestamp."""
-    reader, version = call.reader, call.version
-    reader.int32()
-    committed_only = version >= 2 and reader.int8() == _READ_COMMITTED
-    out = call.writer()
-    if version >= 2:
-        out.int32(0)
-    topics = reader.length()
-    out.length(topics)
-    for _ in range(topics):
-        topic = reader.string()
-        out.string(topic)
-        partitions = reader.length()
-        out.length(partitions)
-        for _ in range(partitions):
-            partition = reader.int32()
-            if version >= 4:
-                reader.int32()
-            log = call.broker.topics.log(topic, partition)
-            timestamp, offset = _find(log, reader.int64(), committed_only) if log is not None else (-1, -1)
-            out.int32(partition)
-            out.int16(Code.NONE if log is not None else Code.UNKNOWN_TOPIC_OR_PARTITION)
-            out.int64(timestamp)
-            out.int64(offset)
-            if version >= 4:
-                out.int32(0 if log is not None else -1)
-    return out.body()
-
-
-def _find(log: PartitionLog, wanted: int, committed_only: bool) -> tuple[int, int]:
-    if wanted == _EARLIEST:
-        return -1, log.start
-    if wanted == _LATEST:
-        return -1, log.last_stable_offset if committed_only else log.end
-    if wanted == _MAX_TIMESTAMP:
-        return log.newest_record()
-    found = log.offset_for_timestamp(wanted)
-    return found if not committed_only or found[1] < log.last_stable_offset else (-1, -1)

@@ -8,6 +8,7 @@ from headrace.connectors.broker.api import (
     admin,
     fetch,
     group_requests,
+    list_offsets,
     metadata,
     offset_requests,
     produce,
@@ -53,7 +54,7 @@ def versions(code: Code, version: int) -> Body:
 TABLE: dict[int, Served] = {
     Api.PRODUCE: Served(produce.produce, 3, 8),
     Api.FETCH: Served(fetch.fetch, 4, 11),
-    Api.LIST_OFFSETS: Served(fetch.list_offsets, 1, 5),
+    Api.LIST_OFFSETS: Served(list_offsets.list_offsets, 1, 5),
     Api.METADATA: Served(metadata.metadata, 0, 8),
     Api.OFFSET_COMMIT: Served(offset_requests.offset_commit, 2, 7),
     Api.OFFSET_FETCH: Served(offset_requests.offset_fetch, 1, 7, flexible=6),
