@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.connectors.stores.image import load_image
 from headrace.connectors.stores.store import ObjectInfo, ObjectStore
 from headrace.pipeline.delta_to_worker import WeightReader
 from headrace.schemas.delta_layout import DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
-from headrace.trainers.step_to_delta import DeltaPublisher, VersionTaken
+from headrace.trainers.step_to_delta import DeltaPublisher, VersionCommits, VersionTaken
+from headrace.trainers.version_share import VersionShare
 
 RUN, POLICY = "faults", "main"
 SEGMENT = 1024
@@ -158,6 +160,29 @@ def advance(store: ObjectStore, versions: int, lineage: int = 0, full_every: int
             versions -= 1
         except VersionTaken as taken:
             head = taken.head
+    assert head is not None
+    return head
+
+
+def advance_ranks(store: ObjectStore, versions: int, ranks: int, lineage: int = 0) -> CommittedVersion:
+    """Resume from the store's head and publish as a trainer of several ranks does, each with its share."""
+    commits = VersionCommits(store, RUN, POLICY, layout(), 4)
+    shares = [VersionShare(store, commits.chain.keys, layout(), rank=rank, ranks=ranks) for rank in range(ranks)]
+    head = commits.chain.head()
+    if head is not None:
+        image = load_image(commits.chain, head.version)
+        for share in shares:
+            share.seed(head, image.data, image.digests)
+    for _ in range(versions):
+        number = head.version + 1 if head else 0
+        image_bytes = layout().image()
+        layout().fill(image_bytes, truth(number, lineage))
+        draft = commits.draft(number, lineage, head)
+        for share in shares:
+            share.room()[:] = image_bytes[share.span]
+        head = commits.commit(commits.manifest(draft, lineage, number, [share.upload(draft) for share in shares]))
+        for share in shares:
+            share.promote(head)
     assert head is not None
     return head
 

@@ -27,6 +27,7 @@ from benchmarks.fault_kit import (
     FaultStore,
     Tally,
     advance,
+    advance_ranks,
     die,
     ended,
     forked,
@@ -348,6 +349,27 @@ def killed_upkeep(folder: Path, tally: Tally, quick: bool) -> None:
         _settle(tally, store, readers, f"upkeep killed at call {number}")
 
 
+def killed_ranks(folder: Path, tally: Tally, quick: bool) -> None:
+    """A trainer of several ranks dies at every put, also between its ranks; one with other ranks resumes."""
+    for number in range(0, 24, 6 if quick else 1):
+        store = LocalStore(folder / str(number))
+        reader = _reader(store)
+        advance_ranks(store, 2, ranks=1 + number % 4)
+        reader.fetch()
+        hurt = FaultStore(store, before=nth_call(number, die))
+
+        def train(hurt: FaultStore = hurt, ranks: int = 2 + number % 3) -> int:
+            advance_ranks(hurt, 6, ranks, lineage=1)
+            return 0
+
+        tally.faults += ended(forked(train)) == -signal.SIGKILL
+        with suppress(DeltaError):
+            reader.fetch()
+        tally.check(reader, f"ranks killed at put {number}")
+        advance_ranks(store, 2, ranks=3, lineage=2)
+        _settle(tally, store, [reader], f"ranks killed at put {number}")
+
+
 def _version_in(key: str) -> int:
     parts = key.split("/")
     text = parts[4] if parts[3] in ("delta", "full") else parts[4].removesuffix(".json") if len(parts) > 4 else ""
@@ -394,6 +416,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     wrong_base,
     pruned_chain,
     killed_upkeep,
+    killed_ranks,
     no_conditions,
 )
 

@@ -36,7 +36,8 @@ def list_versions(where: Where, run: RunId = "", policy: Policy = "", output: Ou
     numbers = chain.versions()
     versions = [link.manifest.committed(chain.keys, link.sha256) for link in chain.links(numbers)]
     if len(versions) < len(numbers):
-        sys.stderr.write(f"{len(numbers) - len(versions)} manifests cannot be read; `headrace deltas verify` says why\n")
+        unreadable = len(numbers) - len(versions)
+        sys.stderr.write(f"{unreadable} manifests cannot be read; `headrace deltas verify` says why\n")
     if output is Format.json:
         print_json([{**asdict(version), "pruned": version.version < floor} for version in versions])
         return
