@@ -1,7 +1,7 @@
 """The rules that a record must obey to travel, applied at encode; each breach is an InvalidRecord that names the field.
 
-Rules: the four arrays of a sequence have equal lengths; log-probs and rewards are finite; a trained token has a version
-and an untrained one none; reasons, statuses and kinds are of their closed lists (protocol 2).
+Rules: the four arrays of a sequence have equal lengths; log-probs, rewards and scores are finite; a trained token has a
+version and the oldest of them is the sequence's; reasons, statuses and kinds are of their closed lists (protocol 2).
 """
 
 import math
@@ -24,6 +24,7 @@ from headrace.schemas.records import (
     Member,
     Partial,
     Record,
+    Score,
     Step,
     Task,
     Trajectory,
@@ -109,6 +110,11 @@ def _member(record: Any) -> None:
     _sequences(record)
 
 
+def _score(record: Any) -> None:
+    for part in record.scores:
+        _finite(f"scores[{part.replica}] {part.name}", part.value)
+
+
 def _group(record: Any) -> None:
     for name in ("reward_mean", "reward_std", "raw_mean", "raw_std"):
         _finite(name, getattr(record, name))
@@ -120,6 +126,7 @@ def _step(record: Any) -> None:
 
 _RULES: dict[type, Callable[[Any], None]] = {
     Trajectory: _trajectory,
+    Score: _score,
     Partial: _sequences,
     Member: _member,
     Item: _member,
