@@ -3,7 +3,6 @@
 A run folder or a store URL in; merged deltas, or fewer objects out. Each may be killed and started again.
 """
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -106,5 +105,6 @@ def _checkpoints(place: Place) -> list[int]:
     """Versions of the kept checkpoints of a run folder."""
     if place.folder is None:
         return []
-    found = sorted((place.folder / "checkpoints" / place.policy).glob("*/checkpoint.json"))
-    return [int(json.loads(path.read_text("utf-8"))["version"]) for path in found]
+    from headrace.pipeline.proofs.facts import checkpoint_facts
+
+    return [fact.version for fact in checkpoint_facts(place.folder / "checkpoints" / place.policy)]

@@ -18,7 +18,16 @@ from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import UndecodableRecord
 from headrace.schemas.records import Admission, Item, Manifest, Prompt, Record, RunEnd
 
-__all__ = ("CheckpointFact", "Facts", "ItemFact", "LaneFact", "Proof", "item_fact", "read_facts")
+__all__ = (
+    "CheckpointFact",
+    "Facts",
+    "ItemFact",
+    "LaneFact",
+    "Proof",
+    "checkpoint_facts",
+    "item_fact",
+    "read_facts",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +120,7 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
                 lane.items.append(item_fact(record))
                 lane.tokens += record.length
                 lane.digest.update(raw.value)
-        facts.checkpoints[policy] = list(_checkpoints(checkpoints / name))
+        facts.checkpoints[policy] = list(checkpoint_facts(checkpoints / name))
     return facts
 
 
@@ -147,9 +156,12 @@ def _take(facts: Facts, topic: str, partition: int, offset: int, record: Record)
             pass
 
 
-def _checkpoints(root: Path) -> Iterable[CheckpointFact]:
-    for table in sorted(root.glob("*/checkpoint.json")):
-        data = json.loads(table.read_text("utf-8"))
-        yield CheckpointFact(
-            lineage=data["lineage"], batch=data["batch"], version=data["version"], place=str(table.parent)
-        )
+def checkpoint_facts(root: Path) -> Iterable[CheckpointFact]:
+    """The checkpoints below a folder by their tables; one that is being written or torn is none."""
+    for table in sorted(root.glob("[!.]*/checkpoint.json")):
+        try:
+            data = json.loads(table.read_text("utf-8"))
+            lineage, batch, version = (int(data[name]) for name in ("lineage", "batch", "version"))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield CheckpointFact(lineage=lineage, batch=batch, version=version, place=str(table.parent))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.proofs.facts import Facts, Proof
 from headrace.schemas.records import Batched, Closed, End, Kept, Opened, Record, Trained
 
@@ -159,7 +160,11 @@ def admitted_once(facts: Facts) -> Proof:
     admitted = {offset for offset, _, _ in seen}
     ended = any(isinstance(r, End) for ledger in facts.ledger.values() for r in ledger)
     if facts.finished and ended and all(not _stopped_early(facts, policy) for policy in range(len(facts.policies))):
-        breaches += [f"prompts[0]@{at} was never admitted" for at, _ in facts.prompts if at not in admitted]
+        breaches += [
+            f"prompts[0]@{at} was never admitted"
+            for at, prompt in facts.prompts
+            if at not in admitted and prompt.stream != EVALUATION_STREAM
+        ]
     return Proof(
         name="no prompt was admitted twice or lost", count=len(admitted), unit="prompts", breaches=tuple(breaches)
     )
