@@ -25,6 +25,7 @@ from headrace.trainers.checkpoint import Checkpoint, CheckpointFolder, Positions
 from headrace.trainers.export import export_model
 from headrace.trainers.lanes import BatchReader, Stopped, lanes_of
 from headrace.trainers.lineage import Announcement, Plan, Point, decide, rollback_base
+from headrace.trainers.patience import patiently
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.step_log import StepLog
 from headrace.trainers.update import Learned, Learner
@@ -178,21 +179,11 @@ class Trainer:
             self._say(f"rolled back to batch {base.batch} (version {base.version}) as lineage {record.lineage}")
             seen = log.seen()
         plan = decide(seen, head, points)
-        if plan.announce is not None:
+        if head is not None and not plan.stopped and plan.publish is None:
             self._lineage = plan.lineage
-            self._announce_late(plan.announce)
-        back = seen.rollback
-        base_point = (
-            Point(lineage=back.base_lineage, batch=back.base_batch, version=back.base_version) if back else None
-        )
-        return plan, base_point
-
-    def _announce_late(self, kind: Announcement) -> None:
-        """The head was committed and its record was not: write it."""
-        head = self._lead_versions.head
-        if head is None:
-            return
-        self._lead_versions.announce([self._record(kind, head.batch, head.version)], self._start_lanes())
+            late = [self._record(plan.announce, head.batch, head.version)] if plan.announce else []
+            self._lead_versions.announce(late, self._start_lanes())
+        return plan, seen.base
 
     def _positions(self, chosen: Checkpoint | None) -> Positions:
         """Where the loaded weights read on: as the checkpoint says, else from the first records."""
@@ -256,10 +247,13 @@ class Trainer:
 
     def _items(self, manifest: Manifest) -> list[Item]:
         """This rank's items of a batch, with the arrays of large ones fetched from the store."""
-        return [
-            replace(item, sequences=get_sequences(self._store, item.blob)) if item.blob is not None else item
-            for item in self._reader.take(manifest)
-        ]
+        return [self._whole(item) for item in self._reader.take(manifest)]
+
+    def _whole(self, item: Item) -> Item:
+        blob = item.blob
+        if blob is None:
+            return item
+        return replace(item, sequences=patiently(lambda: get_sequences(self._store, blob), self._stop))
 
     def _checkpoint(self) -> None:
         point = Point(lineage=self._lineage, batch=self._batch, version=self._version + 1)

@@ -50,7 +50,10 @@ class CheckpointFolder:
 
     def all(self) -> list[Checkpoint]:
         """Whole checkpoints, oldest (lineage, batch) first; files are read once to check their digests."""
-        found = [c for folder in self._folders() if (c := _read(folder)) is not None]
+        return self._found(check=True)
+
+    def _found(self, *, check: bool) -> list[Checkpoint]:
+        found = [c for folder in self._folders() if (c := _read(folder, check)) is not None]
         return sorted(found, key=lambda c: c.point)
 
     def _folders(self) -> Iterator[Path]:
@@ -78,7 +81,7 @@ class CheckpointFolder:
 
     def prune(self, base: Point | None) -> None:
         """Remove all but the newest ``keep``; the one that the lineage in force starts from stays as well."""
-        whole = self.all()
+        whole = self._found(check=False)
         for old in whole[: -self._keep]:
             if base is None or old.point != base:
                 shutil.rmtree(old.folder, ignore_errors=True)
@@ -107,15 +110,15 @@ def _seal(folder: Path, point: Point, positions: Positions) -> None:
     _sync(folder)
 
 
-def _read(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder, None when it is torn or of another format."""
+def _read(folder: Path, check: bool) -> Checkpoint | None:
+    """The checkpoint in a folder, None when it is torn or of another format; ``check``: the digests too."""
     try:
         table: dict[str, Any] = json.loads((folder / _TABLE).read_text("utf-8"))
         if table["format"] != _FORMAT:
             return None
         for name, file in table["files"].items():
             path = folder / name
-            if path.stat().st_size != file["size"] or _digest(path) != file["xxh3"]:
+            if path.stat().st_size != file["size"] or (check and _digest(path) != file["xxh3"]):
                 return None
         return Checkpoint(
             point=Point(lineage=table["lineage"], batch=table["batch"], version=table["version"]),

@@ -4,25 +4,20 @@ The manifest in the object store is the commit; the Step and the head pointer fo
 is ever published twice: who loses a race first proves by a Kafka commit that it is still the trainer.
 """
 
-import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from headrace.connectors.lifetime import StopSignal
-from headrace.connectors.stores.store import ObjectStore, StoreUnavailable
+from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.schemas.records import Head, Record
 from headrace.trainers.backends.backend import Weights
-from headrace.trainers.lanes import Stopped
 from headrace.trainers.lineage import Point
+from headrace.trainers.patience import patiently
 from headrace.trainers.step_log import StepLog
 from headrace.trainers.step_to_delta import DeltaPublisher, VersionTaken
 
 __all__ = ("Versions", "head_record")
-
-T = TypeVar("T")
 
 
 def head_record(committed: CommittedVersion, policy: int, manifest: bytes = b"") -> Head:
@@ -66,7 +61,7 @@ class Versions:
 
     def read_head(self) -> Point | None:
         """Read the head from the store; call it after predecessors were fenced."""
-        self.head = self._patiently(self._publisher.head)
+        self.head = patiently(self._publisher.head, self._stop)
         head = self.head
         return None if head is None else Point(lineage=head.lineage, batch=head.batch, version=head.version)
 
@@ -80,10 +75,11 @@ class Versions:
             parent = self.head
             version = parent.version + 1 if parent else 0
             try:
-                self.head = self._patiently(
+                self.head = patiently(
                     lambda parent=parent, version=version: self._publisher.publish(  # type: ignore[misc]
                         weights, version=version, lineage=lineage, batch=batch, parent=parent
-                    )
+                    ),
+                    self._stop,
                 )
                 return self.head
             except VersionTaken:
@@ -97,7 +93,7 @@ class Versions:
         head = self.head
         if head is None:
             return {}
-        shares = self._patiently(lambda: self._publisher.changed(head))
+        shares = patiently(lambda: self._publisher.changed(head), self._stop)
         return {f"changed/{role}": share for role, share in shares.items()}
 
     def announce(self, records: list[Record], offsets: Mapping[int, int]) -> None:
@@ -105,18 +101,6 @@ class Versions:
         head = self.head
         pointer: list[Record] = []
         if head is not None:
-            manifest = self._patiently(lambda: self._publisher.announced(head))
+            manifest = patiently(lambda: self._publisher.announced(head), self._stop)
             pointer.append(head_record(head, self._policy, manifest))
         self._log.commit([*records, *pointer], offsets)
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Repeat a call while the store is unavailable, with growing pauses up to 5 s."""
-        pause = 0.1
-        while True:
-            try:
-                return call()
-            except StoreUnavailable as error:
-                sys.stderr.write(f"{time.strftime('%H:%M:%S')} waiting for the object store: {error}\n")
-                if self._stop.wait(pause):
-                    raise Stopped(f"stopping: {self._stop.reason}") from error
-                pause = min(5.0, pause * 2)
