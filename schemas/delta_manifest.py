@@ -20,6 +20,7 @@ __all__ = ("CommittedVersion", "DeltaKeys", "ShardRef", "WeightManifest", "check
 _FORMAT = "headrace-manifest/1"
 _LARGEST = 64 << 20
 _HEX = re.compile(r"[0-9a-f]+")
+_PARENT = re.compile(r"([0-9a-f]{64})?")
 _KEY = re.compile(r"[A-Za-z0-9._=+@~/-]{1,900}")
 
 
@@ -247,7 +248,8 @@ def _check(manifest: WeightManifest) -> None:
         and sum(manifest.changed) <= manifest.elements
         and all(_HEX.fullmatch(text) for text in (manifest.root_digest, manifest.layout_digest))
         and isinstance(manifest.attempt, str)
-        and (len(manifest.parent_sha256) == 64) == (manifest.parent >= 0)
+        and _PARENT.fullmatch(manifest.parent_sha256) is not None
+        and (manifest.parent_sha256 != "") == (manifest.parent >= 0)
     )
     if not sound:
         raise ValueError("its fields contradict each other")
