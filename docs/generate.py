@@ -167,8 +167,10 @@ def plugins() -> str:
     for group, points in groups.items():
         for name, target in sorted(points.items()):
             module, _, attribute = target.partition(":")
-            found = getattr(importlib.import_module(module), attribute)
-            rows.append(row(f"`{group.removeprefix('headrace.')}`", f"`{name}`", first_paragraph(found.__doc__)))
+            loaded = importlib.import_module(module)
+            about = first_paragraph(getattr(loaded, attribute).__doc__).removeprefix("See the module.").strip()
+            about = about if len(about) > len(name) + 14 else first_paragraph(loaded.__doc__)
+            rows.append(row(f"`{group.removeprefix('headrace.')}`", f"`{name}`", about))
     return table(["kind", "name", "what it does"], rows)
 
 
