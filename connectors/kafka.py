@@ -19,7 +19,7 @@ from headrace.connectors import kafka_admin
 from headrace.connectors.kafka_errors import BrokerUnreachable, ErrorLog, MissingTopic, explain
 from headrace.schemas.codec import decode
 from headrace.schemas.config import KafkaConfig
-from headrace.schemas.errors import ConfigurationError, RecordTooLarge
+from headrace.schemas.errors import ConfigurationError, RecordTooLarge, UndecodableRecord
 from headrace.schemas.ids import check_run_id, topic_name, unprefixed
 from headrace.schemas.parts import Source
 from headrace.schemas.records import Record
@@ -71,6 +71,16 @@ class RawRecord:
     def decoded(self) -> Record:
         """The record. Raises UndecodableRecord when the value is none of ours."""
         return decode(self.value, self.headers)
+
+    def decoded_if_ours(self) -> Record | None:
+        """The record, or None for a value that is none of ours: one stray record must not end every reader.
+
+        Stages and ``headrace verify`` name such records; readers of single facts pass over them.
+        """
+        try:
+            return self.decoded()
+        except UndecodableRecord:
+            return None
 
     @classmethod
     def of(cls, message: Message, run: str) -> "RawRecord":

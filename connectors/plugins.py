@@ -53,7 +53,7 @@ def load(group: str, name: str) -> Any:
         names = list(installed(group))
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigurationError(f"{group} has no {name!r}{hint} Installed: {', '.join(names) or 'none'}")
+        raise ConfigurationError(f"{group} has no {name!r}{hint}. Installed: {', '.join(names) or 'none'}")
     if len(targets) > 1:
         claims = " and ".join(sorted(f"{_distribution(entry)} ({entry.value})" for entry in entries))
         raise ConfigurationError(f"{group} {name!r} is declared by {claims}; uninstall one or name module:attribute")

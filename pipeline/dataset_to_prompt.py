@@ -54,7 +54,7 @@ def read_progress(connection: Connection, stream: str, *, whole: bool = False) -
         begin = max(start, end - back)
         found = Progress()
         for raw in connection.read_topic("prompts", {0: begin}):
-            record = raw.decoded()
+            record = raw.decoded_if_ours()
             if isinstance(record, Prompt) and record.stream == stream:
                 digest = dict(raw.headers).get(_DATASET_HEADER) or b""
                 found = Progress(record.position + 1, found.ended, digest.decode("ascii", "replace"))
@@ -215,7 +215,7 @@ class _RunEnd:
         """Sleep for up to ``seconds``; true once the end mark stands."""
         message = None if self._ended else self._marks.poll(seconds)
         if message is not None and message.error() is None:
-            self._ended = isinstance(RawRecord.of(message, self._run).decoded(), RunEnd)
+            self._ended = isinstance(RawRecord.of(message, self._run).decoded_if_ours(), RunEnd)
         return self._ended
 
     def close(self) -> None:

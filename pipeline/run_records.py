@@ -58,7 +58,10 @@ def read_trajectory_heads(connection: Connection) -> Iterator[TrajectoryHead]:
         if written.get("hr-record") != b"Trajectory":
             continue
         if raw.value is not None and written.get("hr-schema") == fingerprint("Trajectory").encode():
-            data: Any = fastavro.schemaless_reader(io.BytesIO(raw.value[_FRAMING_BYTES:]), _head_schema(), None)
+            try:
+                data: Any = fastavro.schemaless_reader(io.BytesIO(raw.value[_FRAMING_BYTES:]), _head_schema(), None)
+            except (EOFError, ValueError, TypeError, IndexError, OverflowError):
+                continue  # not what its headers say; assemble has named it in a dead letter
         else:
             try:
                 record = raw.decoded()

@@ -84,7 +84,7 @@ class RolloutWorker:
         said = False
         while True:
             for raw in self._connection.read_topic("run"):
-                record = raw.decoded()
+                record = raw.decoded_if_ours()
                 if isinstance(record, RunManifest):
                     return record
             if not said:
@@ -127,7 +127,7 @@ class RolloutWorker:
             self._samplers[policy].load(snapshot.weights, snapshot.version.version)
         incarnation = time.time_ns() // 1_000_000
         self._inbox = Inbox(self._connection, self._name, incarnation)
-        if any(isinstance(raw.decoded(), RunEnd) for raw in self._connection.read_topic("run")):
+        if any(isinstance(raw.decoded_if_ours(), RunEnd) for raw in self._connection.read_topic("run")):
             _say("the run has ended")
             return False
         rollout = self._config.rollout

@@ -76,7 +76,7 @@ def _trajectories(connection: Connection, groups: set[int]) -> Iterator[Event]:
     for raw in connection.read_topic("trajectories", starts) if starts else ():
         if raw.key is not None and raw.key.split(b"/")[0].isdigit() and int(raw.key.split(b"/")[0]) not in groups:
             continue
-        record = raw.decoded()
+        record = raw.decoded_if_ours()
         if isinstance(record, Trajectory) and record.group in groups:
             versions = ", ".join(f"{name} v{version}" for name, version in record.oldest_versions.items())
             result = f"{record.completion_text[:80]!r} reward {record.reward:g}" if not record.error else record.error

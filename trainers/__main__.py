@@ -97,7 +97,7 @@ def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
     """Refuse a model whose tokenizer is not the one that the run was created with."""
     manifest = None
     for raw in connection.read_topic("run"):
-        record = raw.decoded()
+        record = raw.decoded_if_ours()
         if isinstance(record, RunManifest):
             manifest = record
     if manifest is None or not manifest.tokenizer_digest:
@@ -113,7 +113,7 @@ def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
 
 def _has_stopped(connection: Connection, policy: int) -> bool:
     """True after the policy's Stop; asked before the slow imports, so that a restart ends at once."""
-    return any(isinstance(raw.decoded(), Stop) for raw in connection.read_topic("steps", {policy: 0}))
+    return any(isinstance(raw.decoded_if_ours(), Stop) for raw in connection.read_topic("steps", {policy: 0}))
 
 
 def _check_ranks(trainer: TrainerConfig, lanes: int) -> None:

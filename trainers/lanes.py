@@ -4,6 +4,7 @@ A batch is complete when each lane holds the Manifest's count of its items; offs
 markers take some. Items of later batches wait in memory, at most those that were composed ahead.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.connectors.lifetime import StopSignal
 from headrace.schemas.digests import lane_digest
-from headrace.schemas.errors import ConfigurationError, HeadraceError
+from headrace.schemas.errors import ConfigurationError, HeadraceError, UndecodableRecord
 from headrace.schemas.records import End, Item, Manifest
 from headrace.trainers.checkpoint import Positions
 
@@ -153,7 +154,12 @@ class BatchReader:
             self._judge(error, message.topic() or "", message.partition() or 0, message.offset() or 0)
             return
         raw = RawRecord.of(message, self._connection.run)
-        record = raw.decoded()
+        try:
+            record = raw.decoded()
+        except UndecodableRecord as error:
+            place = f"{self._connection.topic(raw.topic)}[{raw.partition}]@{raw.offset}"
+            sys.stderr.write(f"passed over {place}, which is no record of this run: {error}\n")
+            return
         if isinstance(record, Item):
             self._items[raw.partition].append(_Waiting(raw.offset, raw.value or b"", record))
         elif isinstance(record, Manifest | End):

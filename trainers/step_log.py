@@ -90,7 +90,7 @@ class StepLog:
     def seen(self) -> StepsSeen:
         """What ``steps`` says of this policy, read to its end."""
         raws = self._connection.read_topic("steps", {self._policy: 0})
-        return seen_in([raw.decoded() for raw in raws])
+        return seen_in([record for raw in raws if (record := raw.decoded_if_ours()) is not None])
 
     def commit(self, records: Sequence[Record], offsets: Mapping[int, int]) -> None:
         """Write records and the offset of every lane in one transaction; waits while the broker is away.

@@ -156,7 +156,7 @@ def create_topics(
     connection.ensure_topics(counts)
     digest = _one_digest(config)
     for raw in connection.read_topic("run"):
-        found = raw.decoded()
+        found = raw.decoded_if_ours()
         if isinstance(found, RunManifest):
             if found.tokenizer_digest != digest:
                 raise ConfigurationError(

@@ -17,6 +17,7 @@ from headrace.connectors.blobs import put_sequences
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.open import open_store
+from headrace.schemas.codec import encode
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED
 from headrace.schemas.records import Head, Partial, Resumed, Rollback, Step, Stop
@@ -270,6 +271,23 @@ def test_large_trajectories_are_fetched_from_the_store(bench: Bench, model: Path
     first, second = (r for r in fed.records("steps") if isinstance(r, Step))
     assert second.metrics["seq_len/mean"] == first.metrics["seq_len/mean"]
     assert second.metrics["optim/grad_norm"] == pytest.approx(first.metrics["optim/grad_norm"], rel=0.5)
+
+
+def test_records_of_strangers_are_passed_over(bench: Bench, model: Path, tmp_path: Path) -> None:
+    """Garbage, a null value and a broken record of ours in every topic that a trainer reads, also at a restart."""
+    config = make_config(model, tmp_path, "strangers", max_steps=2)
+    fed = feed(config, bench.broker, 1)
+    producer = fed.connection.producer("stranger")
+    broken = encode(Stop(reason="no", policy=0))[:-1]
+    for topic in ("run", "steps", "manifests", "batches.main", "deltas"):
+        for value in (b"garbage", None, broken):
+            producer.produce(fed.connection.topic(topic), value, key=b"k", partition=0)
+    producer.flush(10)
+    fed.batch(2)
+    bench.killed(config, "after-step", 1)
+    log = bench.train(config)
+    assert "passed over strangers.manifests[0]@" in log and "passed over strangers.batches.main[0]@" in log
+    assert len([raw for raw in fed.connection.read_topic("steps") if isinstance(raw.decoded_if_ours(), Step)]) == 2
 
 
 def test_two_ranks_read_their_own_lanes(bench: Bench, model: Path, tmp_path: Path) -> None:

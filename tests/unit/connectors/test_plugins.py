@@ -32,7 +32,7 @@ def test_module_and_attribute_need_no_package(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unknown_name_says_the_nearest_and_what_is_installed() -> None:
-    with pytest.raises(ConfigurationError, match=r"did you mean 'dynamic_sampling'\? Installed: .*dynamic_sampling"):
+    with pytest.raises(ConfigurationError, match=r"did you mean 'dynamic_sampling'\?. Installed: .*dynamic_sampling"):
         load("headrace.operators", "dynamic-sampling")
     with pytest.raises(ConfigurationError, match=r"'headrace.operator' is no group of plug-ins"):
         load("headrace.operator", "x")
