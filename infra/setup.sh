@@ -59,7 +59,7 @@ index=()
 if [ -n "${TORCH_INDEX:-}" ]; then index=(--extra-index-url "$TORCH_INDEX"); fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 # The expansion below keeps an empty array legal under `set -u` in the bash of macOS.
-install() { pip install --quiet "$@" ${index[@]+"${index[@]}"}; }
+install() { pip install --quiet --quiet "$@" ${index[@]+"${index[@]}"}; }
 step() { say "$1 ($((SECONDS - started)) s)"; }
 
 step "torch $torch_version"
