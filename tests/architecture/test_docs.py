@@ -68,6 +68,12 @@ def test_every_topic_record_and_plugin_is_named() -> None:
     assert [name for name in wanted if not re.search(rf"`{re.escape(name)}[`.]", text)] == []
 
 
+def test_every_environment_variable_is_described() -> None:
+    used = {name for path in source_files() for name in re.findall(r"HEADRACE_[A-Z_]+[A-Z]", path.read_text("utf-8"))}
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert sorted(name for name in used if f"`{name}`" not in text) == []
+
+
 def test_every_topic_stands_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [spec.name for spec in TOPICS if not re.search(rf"`{spec.name}[`.]", text)] == []
