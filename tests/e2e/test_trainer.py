@@ -20,7 +20,7 @@ from headrace.connectors.stores.open import open_store
 from headrace.schemas.codec import encode
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED
-from headrace.schemas.records import Head, Partial, Resumed, Rollback, Step, Stop
+from headrace.schemas.records import Head, Partial, Resumed, Rollback, RunManifest, Step, Stop
 
 
 class Bench:
@@ -29,13 +29,21 @@ class Bench:
     def __init__(self, nursery: Nursery, broker: str) -> None:
         self._nursery, self.broker = nursery, broker
 
-    def start(self, config: RunConfig, *more: str, trap: tuple[str, int] | None = None, broker: str = "") -> Trainer:
+    def start(
+        self,
+        config: RunConfig,
+        *more: str,
+        trap: tuple[str, int] | None = None,
+        broker: str = "",
+        policy: str = "main",
+    ) -> Trainer:
         """A trainer that runs."""
-        return self._nursery.start(*trainer_arguments(config, broker or self.broker, *more), trap=trap)
+        arguments = trainer_arguments(config, broker or self.broker, *more, policy=policy)
+        return self._nursery.start(*arguments, trap=trap)
 
-    def train(self, config: RunConfig, *more: str, code: int = 0) -> str:
+    def train(self, config: RunConfig, *more: str, code: int = 0, policy: str = "main") -> str:
         """Run a trainer to its end; its log."""
-        trainer = self.start(config, *more)
+        trainer = self.start(config, *more, policy=policy)
         assert trainer.wait(120) == code, trainer.log()
         return trainer.log()
 
@@ -247,6 +255,36 @@ def test_a_trainer_that_stood_still_longer_than_the_transaction_timeout(
         assert process.wait(90) == 0, process.log()
         assert "again in 1 s" in process.log()
         assert steps_of(fed) == [(1, 1), (2, 2)]
+
+
+def test_each_policy_has_a_trainer_of_its_own(bench: Bench, model: Path, tmp_path: Path) -> None:
+    """The second policy's trainer reads and writes its own partitions; the first one's are untouched."""
+    config = make_config(model, tmp_path, "policies", lr=1e-3)
+    config = config.model_copy(update={"policies": {**config.policies, "second": config.policies["main"]}})
+    connection = Connection.of(config.kafka, config.run.id, bench.broker)
+    fed = Feed(connection, config, "second")
+    for batch in (1, 2):
+        fed.batch(batch)
+    fed.end()
+    bench.train(config, policy="second")
+    places = [(raw.partition, type(raw.decoded()).__name__) for raw in connection.read_topic("steps")]
+    assert places == [(1, "Step"), (1, "Step"), (1, "Stop")]
+    assert {raw.partition for raw in connection.read_topic("deltas")} == {1}
+    chain = Chain(open_store(config.run_folder() / "store"), config.run.id, "second")
+    assert chain.versions() == [0, 1, 2]
+    assert (config.run_folder() / "model" / "second" / "model.safetensors").is_file()
+
+
+def test_errors_that_a_person_has_to_cure_end_it_at_once(bench: Bench, model: Path, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path, "wrong")
+    fed = feed(config, bench.broker, 0)
+    assert "policies are main" in bench.train(config, policy="mian", code=EXIT_CONFIGURATION)
+    other = RunManifest(run="wrong", created_ms=1, tokenizer_digest="0" * 64, policies=["main"])
+    fed.connection.produce(fed.producer_of_run(), "run", encode(other), key=b"manifest")
+    fed.producer_of_run().flush(10)
+    assert "tokenizer" in bench.train(config, code=EXIT_CONFIGURATION)
+    unknown = make_config(model, tmp_path, "never-created")
+    assert "does not exist" in bench.train(unknown, code=EXIT_CONFIGURATION)
 
 
 def test_large_trajectories_are_fetched_from_the_store(bench: Bench, model: Path, tmp_path: Path) -> None:

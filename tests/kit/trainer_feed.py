@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka import Connection, Producer
 from headrace.schemas import parts
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig, dump_config
@@ -117,14 +117,16 @@ def make_items(batch: int, *, groups: int, size: int, version: int, seed: int, b
 
 
 class Feed:
-    """Writes batches and the End of a run's policy 0 in transactions."""
+    """Writes batches and the End of a policy in transactions."""
 
-    def __init__(self, connection: Connection, config: RunConfig) -> None:
+    def __init__(self, connection: Connection, config: RunConfig, policy: str = "main") -> None:
         self.connection, self.config = connection, config
+        self._policy, self._lanes = config.policy_names().index(policy), f"batches.{policy}"
         counts = partition_counts(config.policy_names(), groups=1, inboxes=1, lanes=config.run.lanes)
         connection.ensure_topics(counts)
-        self.producer = connection.producer("feed", f"{config.run.id}.batch.feed")
+        self.producer = connection.producer("feed", f"{config.run.id}.batch.feed-{policy}")
         self.producer.init_transactions(30)
+        self._plain: Producer | None = None
 
     def batch(
         self, number: int, *, groups: int = 4, size: int = 4, lanes: Sequence[int] | None = None, **more: Any
@@ -144,11 +146,11 @@ class Feed:
         self.producer.begin_transaction()
         for item in items:
             lane = lane_of[item.group]
-            placed = replace(item, lane=lane, index=len(values[lane]))
-            values[lane].append(self._send("batches.main", placed, lane))
+            placed = replace(item, policy=self._policy, lane=lane, index=len(values[lane]))
+            values[lane].append(self._send(self._lanes, placed, lane))
             tokens[lane] += item.length
         manifest = Manifest(
-            policy=0,
+            policy=self._policy,
             batch=number,
             start_version=number - 1,
             since_version=0,
@@ -170,13 +172,13 @@ class Feed:
                 for i in items
             ],
         )
-        self._send("manifests", manifest, 0)
+        self._send("manifests", manifest, self._policy)
         self.producer.commit_transaction(30)
 
     def end(self, reason: str = "epochs") -> None:
         """No more batches follow."""
         self.producer.begin_transaction()
-        self._send("manifests", End(reason=reason, policy=0), 0)
+        self._send("manifests", End(reason=reason, policy=self._policy), self._policy)
         self.producer.commit_transaction(30)
 
     def _send(self, topic: str, record: Record, partition: int) -> bytes:
@@ -184,6 +186,12 @@ class Feed:
         headers = headers_of(record, self.config.run.id, "test")
         self.connection.produce(self.producer, topic, value, partition=partition, headers=headers)
         return value
+
+    def producer_of_run(self) -> Producer:
+        """A producer for topics that belong to no stage."""
+        if self._plain is None:
+            self._plain = self.connection.producer("feed")
+        return self._plain
 
     def records(self, topic: str) -> list[Record]:
         """Everything committed in a topic."""
@@ -217,10 +225,10 @@ def local_broker(folder: Path, *, port: int = 0) -> Iterator[str]:
         process.wait(10)
 
 
-def trainer_arguments(config: RunConfig, bootstrap: str, *more: str) -> list[str]:
-    """Arguments of ``python -m headrace.trainers`` for policy ``main``; writes the configuration that they name."""
+def trainer_arguments(config: RunConfig, bootstrap: str, *more: str, policy: str = "main") -> list[str]:
+    """Arguments of ``python -m headrace.trainers``; writes the configuration that they name."""
     path = config.run_folder() / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     dump_config(config, path)
-    own = ["--config", str(path), "--policy", "main", "--instance", "trainer-main", "--bootstrap", bootstrap]
+    own = ["--config", str(path), "--policy", policy, "--instance", f"trainer-{policy}", "--bootstrap", bootstrap]
     return [*own, *more]
