@@ -62,6 +62,8 @@ class RunSection(Section):
     """Window in which deaths of a part are counted."""
     patience_seconds: float = 600.0
     """Time without any progress after which the run ends with the reason."""
+    max_failed_groups: int = Field(256, ge=0)
+    """Groups that fail one after the other, with none usable between, after which the run ends; 0: never."""
 
 
 class KafkaConfig(Section):
@@ -205,6 +207,8 @@ class TrainerConfig(Section):
     """Checkpoints that are kept."""
     full_every: int = Field(20, ge=1)
     """A full snapshot of the weights every so many versions."""
+    publish_ahead: bool = False
+    """Publish a version beside the next step: the trainer waits for a copy of the weights only."""
     delta_context: bool = False
     """Code deltas by old exponent: about a third fewer bytes at less than half the speed, for slow links."""
     last_batch: Literal["train", "drop"] = "train"
@@ -411,8 +415,10 @@ def read_config(path: str | Path) -> RunConfig:
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:
-    """Write the resolved configuration as JSON."""
-    Path(path).write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n", "utf-8")
+    """Write the resolved configuration as JSON, in one piece: a full disk or a kill leaves the file that was there."""
+    unfinished = Path(f"{path}.unfinished")
+    unfinished.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n", "utf-8")
+    unfinished.replace(path)
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ was published, and nothing is published twice. Order of a step: checkpoint (when
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -106,6 +107,8 @@ class Trainer:
         self._version = 0
         self._base: Point | None = None
         self._last_checkpoint = -1
+        self._beside = ThreadPoolExecutor(1, "publish") if self._trainer.publish_ahead else None
+        self._publishing: Future[CommittedVersion] | None = None
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -227,6 +230,7 @@ class Trainer:
         self._batch = order.batch
         weights = self._backend.weights()
         timing.step = time.monotonic() - began
+        self._settle()
         if self._batch % self._trainer.checkpoint_every == 0 or self._batch == limit:
             self._checkpoint()
         self._step(order, learned, timing, weights)
@@ -273,45 +277,78 @@ class Trainer:
     def _step(self, manifest: Manifest, learned: Learned, timing: _Timing, weights: Weights) -> None:
         offsets = self._offsets()
         if self._ranks.leads:
-            began = time.monotonic()
-            committed = self._commit(weights, offsets)
-            record = Step(
-                policy=self._policy,
-                batch=self._batch,
-                version=committed.version,
-                lineage=self._lineage,
-                updates=learned.updates,
-                loss=learned.loss,
-                tokens=manifest.tokens,
-                sequences=manifest.sequences,
-                wait_seconds=timing.wait,
-                step_seconds=timing.step,
-                publish_seconds=time.monotonic() - began,
-                delta_bytes=committed.size,
-                changed_share=committed.changed_share,
-                finished_ms=int(time.time() * 1000),
-                metrics={**learned.metrics, **self._lead_versions.changed()},
-            )
-            self._lead_versions.announce([record], offsets)
-            m = learned.metrics
-            self._say(
-                f"batch {self._batch} -> version {self._version}: reward {m.get('reward/mean', 0):.3f}, "
-                f"loss {learned.loss:.4f}, staleness {m['staleness/mean']:.2f}, "
-                f"wait {timing.wait:.2f} s, step {timing.step:.2f} s, publish {record.publish_seconds:.3f} s"
-            )
+            if self._beside is None:
+                self._version = self._publish_step(manifest, learned, timing, weights, offsets).version
+            else:
+                began = time.monotonic()
+                kept = {name: bits.copy() for name, bits in weights.items()}
+                held = time.monotonic() - began
+                head = self._lead_versions.head
+                self._version = head.version + 1 if head else 0
+                self._publishing = self._beside.submit(
+                    self._publish_step, manifest, learned, timing, kept, offsets, held
+                )
         self._version = self._ranks.broadcast(self._version if self._ranks.leads else None)
 
-    def _commit(self, weights: Weights, offsets: dict[int, int]) -> CommittedVersion:
-        committed = self._lead_versions.publish(weights, lineage=self._lineage, batch=self._batch, offsets=offsets)
-        self._version = committed.version
+    def _settle(self) -> None:
+        """Wait for a Step that is published beside this one: at most one is under way, and checkpoints follow it."""
+        if self._beside is None:
+            return
+        if self._publishing is not None:
+            self._version = self._publishing.result().version
+            self._publishing = None
+        self._version = self._ranks.broadcast(self._version if self._ranks.leads else None)
+
+    def _publish_step(
+        self,
+        manifest: Manifest,
+        learned: Learned,
+        timing: _Timing,
+        weights: Weights,
+        offsets: dict[int, int],
+        held: float | None = None,
+    ) -> CommittedVersion:
+        """Commit the weights of a batch, then its Step. held: seconds the trainer waited, None: for all of it."""
+        began = time.monotonic()
+        committed = self._commit(weights, manifest.batch, offsets)
+        took = time.monotonic() - began
+        record = Step(
+            policy=self._policy,
+            batch=manifest.batch,
+            version=committed.version,
+            lineage=self._lineage,
+            updates=learned.updates,
+            loss=learned.loss,
+            tokens=manifest.tokens,
+            sequences=manifest.sequences,
+            wait_seconds=timing.wait,
+            step_seconds=timing.step,
+            publish_seconds=took if held is None else held,
+            delta_bytes=committed.size,
+            changed_share=committed.changed_share,
+            finished_ms=int(time.time() * 1000),
+            metrics={**learned.metrics, **self._lead_versions.changed(), "publish/seconds": took},
+        )
+        self._lead_versions.announce([record], offsets)
+        m = learned.metrics
+        self._say(
+            f"batch {manifest.batch} -> version {committed.version}: reward {m.get('reward/mean', 0):.3f}, "
+            f"loss {learned.loss:.4f}, staleness {m['staleness/mean']:.2f}, "
+            f"wait {timing.wait:.2f} s, step {timing.step:.2f} s, publish {took:.3f} s"
+            + ("" if held is None else f", {held:.3f} s of it waited for")
+        )
         return committed
+
+    def _commit(self, weights: Weights, batch: int, offsets: dict[int, int]) -> CommittedVersion:
+        return self._lead_versions.publish(weights, lineage=self._lineage, batch=batch, offsets=offsets)
 
     def _publish(
         self, records: list[Record], kind: Announcement | None, weights: Weights, offsets: dict[int, int]
     ) -> None:
         """Publish the loaded weights as they are, with their record if they need one."""
         if self._ranks.leads:
-            committed = self._commit(weights, offsets)
+            committed = self._commit(weights, self._batch, offsets)
+            self._version = committed.version
             more = [self._record(kind, committed.batch, committed.version)] if kind else []
             self._lead_versions.announce([*records, *more], offsets)
             self._say(f"version {committed.version}: the weights of batch {committed.batch} as they are")
@@ -342,6 +379,7 @@ class Trainer:
 
     def _finish(self, reason: str) -> None:
         """Final checkpoint, the model as a Hugging Face folder, then Stop."""
+        self._settle()
         if self._last_checkpoint != self._batch:
             self._checkpoint()
         weights = self._backend.weights()
