@@ -200,6 +200,8 @@ def _from_avro(cls: type) -> Callable[[dict[str, Any]], Any]:
     for f in fields(cls):
         if "dtype" in f.metadata:
             converted.append((f.name, _unpacker(f.metadata["dtype"])))
+        elif hints[f.name] is bytes:
+            converted.append((f.name, _octets))
         elif (convert := _inward(hints[f.name])) is not None:
             converted.append((f.name, convert))
 
@@ -219,12 +221,18 @@ def _packer(dtype: str) -> Callable[[Any], bytes]:
 def _unpacker(dtype: str) -> Callable[[bytes], Any]:
     order = np.dtype(_BYTE_ORDERS[dtype])
 
-    def unpack(data: bytes) -> Any:
+    def unpack(value: bytes | str) -> Any:
+        data = _octets(value)
         if len(data) % order.itemsize:
             raise UndecodableRecord(f"{len(data)} bytes are no whole number of {dtype} entries")
         return np.frombuffer(data, order)
 
     return unpack
+
+
+def _octets(value: bytes | str) -> bytes:
+    """Bytes as they are; the default of a field that the writer did not know comes as the text that a schema holds."""
+    return value.encode("latin-1") if isinstance(value, str) else value
 
 
 def _nested(hint: Any, of: Callable[[type], Callable[[Any], Any]]) -> Callable[[Any], Any] | None:

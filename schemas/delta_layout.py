@@ -185,7 +185,7 @@ class Layout:
                 raise DeltaCorrupt(f"layout format {str(table['format'])[:40]!r}: this release reads {_FORMAT}")
             tensors = tuple(Tensor(str(n), str(d), tuple(map(int, s)), int(o)) for n, d, s, o in table["tensors"])
             segments = tuple(Segment(i, int(o), int(n), int(w)) for i, (o, n, w) in enumerate(table["segments"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DeltaCorrupt(f"layout table cannot be read: {error}") from error
         _check(tensors, segments)
         return cls(tensors, segments)

@@ -81,6 +81,123 @@ def test_new_writer_old_reader_and_back(name, examples):
     assert codec.to_plain(codec.decode(value)) == codec.to_plain(record)
 
 
+def _without(schema: dict[str, Any], record: str, field: str) -> dict[str, Any]:
+    """A copy of a schema in which a record, at any depth, lacks one field."""
+    older = copy.deepcopy(schema)
+    todo: list[Any] = [older]
+    while todo:
+        here = todo.pop()
+        if isinstance(here, dict) and here.get("name") == record and "fields" in here:
+            here["fields"] = [f for f in here["fields"] if f["name"] != field]
+        todo += here if isinstance(here, list) else here.values() if isinstance(here, dict) else ()
+    return older
+
+
+def _optional(schema: Any) -> list[tuple[str, str]]:
+    """(record, field) of every field with a default, at any depth."""
+    if isinstance(schema, list):
+        return [pair for one in schema for pair in _optional(one)]
+    if not isinstance(schema, dict):
+        return []
+    mine = [(schema["name"], f["name"]) for f in schema.get("fields", ()) if "default" in f]
+    return mine + [pair for value in schema.values() if isinstance(value, list | dict) for pair in _optional(value)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_of_a_writer_that_did_not_know_a_field_have_its_default(name, examples):
+    """Each optional field was added once: what was written before it reads as the dataclass's default, arrays too."""
+    schema, plain = avsc.packaged_schema(name), codec.to_plain(examples[name])
+    body = codec.encode(examples[name])[5:]
+    for number, (record, field) in enumerate(_optional(schema)):
+        older = _without(schema, record, field)
+        try:
+            parsed = fastavro.parse_schema(copy.deepcopy(older))
+        except fastavro.schema.UnknownType:
+            continue  # the field is the one that writes a part out which others refer to
+        data = fastavro.schemaless_reader(io.BytesIO(body), fastavro.parse_schema(copy.deepcopy(schema)), parsed)
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, data)
+        codec.add_writer_schema(copy.deepcopy(older), 5000 + number)
+        back = codec.decode(b"\0" + (5000 + number).to_bytes(4, "big") + out.getvalue())
+        assert type(back) is RECORD_TYPES[name]
+        if record == name:
+            default = codec.to_plain(_default(RECORD_TYPES[name], field))
+            assert codec.to_plain(back) == plain | {field: default}, field
+            assert codec.to_plain(codec.decode(codec.encode(back))) == codec.to_plain(back)
+
+
+def _default(cls: type, name: str) -> Any:
+    field = next(f for f in dataclasses.fields(cls) if f.name == name)
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
+
+
+@pytest.mark.parametrize("field", ["tokens", "logprobs", "mask", "versions"])
+def test_a_token_array_that_was_added_later_reads_as_an_empty_one_of_its_dtype(field, examples):
+    older = _without(avsc.packaged_schema("Partial"), "Sequence", field)
+    parsed = fastavro.parse_schema(copy.deepcopy(older))
+    schema = fastavro.parse_schema(avsc.packaged_schema("Partial"))
+    data = fastavro.schemaless_reader(io.BytesIO(codec.encode(examples["Partial"])[5:]), schema, parsed)
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, parsed, data)
+    codec.add_writer_schema(copy.deepcopy(older), 4999)
+    back = codec.decode(b"\0" + (4999).to_bytes(4, "big") + out.getvalue())
+    found = getattr(back.sequences[0], field)
+    assert found.size == 0
+    assert found.dtype == getattr(examples["Partial"].sequences[0], field).dtype
+
+
+def test_the_fingerprint_in_the_header_counts_before_the_id(examples):
+    """A registry may have given the id in front of the value to any schema."""
+    value = bytearray(codec.encode(examples["Prompt"]))
+    value[1:5] = codec.schema_id("Step").to_bytes(4, "big")
+    headers = codec.headers_of(examples["Prompt"], "first", "0.1.0")
+    assert codec.to_plain(codec.decode(bytes(value), headers)) == codec.to_plain(examples["Prompt"])
+    with pytest.raises(UndecodableRecord):
+        codec.decode(bytes(value))
+
+
+@pytest.mark.parametrize("written", [b"", b"0123456789abcdef", b"\xff\xfe", None])
+def test_a_fingerprint_that_nobody_knows_leaves_the_id(written, examples):
+    value = codec.encode(examples["Prompt"])
+    assert codec.to_plain(codec.decode(value, [("hr-schema", written)])) == codec.to_plain(examples["Prompt"])
+
+
+def test_ids_and_fingerprints_are_of_one_schema_each_and_ids_are_out_of_a_registrys_way():
+    ids = {codec.schema_id(name) for name in NAMES}
+    assert len(ids) == len({codec.fingerprint(name) for name in NAMES}) == len(NAMES)
+    assert all(0x40000000 <= number < 0x80000000 for number in ids)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_an_array_of_half_an_entry_is_undecodable(size, examples):
+    """Bytes that Avro accepts and that are no whole number of tokens."""
+    schema = fastavro.parse_schema(avsc.packaged_schema("Partial"))
+    data = fastavro.schemaless_reader(io.BytesIO(codec.encode(examples["Partial"])[5:]), schema, None)
+    data["sequences"][0]["tokens"] = bytes(size)
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, data)
+    with pytest.raises(UndecodableRecord, match=f"{size} bytes are no whole number of int32 entries"):
+        codec.decode(codec.encode(examples["Partial"])[:5] + out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "over", [{"row": 2**63}, {"row": -(2**63) - 1}, {"row": None}, {"messages": 5}, {"prompt": b""}]
+)
+def test_values_that_avro_cannot_hold_are_invalid_and_name_the_record(over, examples):
+    with pytest.raises(InvalidRecord, match="Prompt prompt 7d0c8a3e4f2b1a90"):
+        codec.encode(dataclasses.replace(examples["Prompt"], **over))
+
+
+def test_arrays_travel_whatever_their_order_and_layout(examples, make_sequence):
+    """Big-endian and strided arrays are written as the little-endian bytes of the same numbers."""
+    tokens = np.arange(8, dtype=">i4")[::2]
+    logprobs = np.array([[0.0, -9], [0, -9], [-0.5, -9], [-0.25, -9]])[:, 0]
+    sequence = make_sequence(tokens=tokens, logprobs=logprobs)
+    back = codec.decode(codec.encode(dataclasses.replace(examples["Partial"], sequences=[sequence]))).sequences[0]
+    assert back.tokens.tolist() == [0, 2, 4, 6]
+    assert back.logprobs.tolist() == [0, 0, -0.5, -0.25]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_prefix_and_random_damage_ends_in_a_clear_error_or_a_record(name, examples):
     value = codec.encode(examples[name])
