@@ -216,19 +216,9 @@ class DeltaPublisher:
         error the same call may be repeated; a commit that had succeeded unseen is then found and returned. Raises
         VersionTaken when another writer has committed ``version``, LayoutMismatch, ValueError.
         """
-        self.stage(weights, version, parent)
-        return self.publish_staged(version=version, lineage=lineage, batch=batch, parent=parent, kind=kind)
-
-    def stage(self, weights: Mapping[str, NDArray[Any]], version: int, parent: CommittedVersion | None) -> None:
-        """The part of ``publish`` that needs the weights: copy them. Raises LayoutMismatch."""
         if parent is not None and version > parent.version and self.baseline != parent:
             self.load_baseline(parent)
         self._layout.fill(self._share.room(), weights)
-
-    def publish_staged(
-        self, *, version: int, lineage: int, batch: int, parent: CommittedVersion | None, kind: Kind = None
-    ) -> CommittedVersion:
-        """The rest of ``publish``: code, upload and commit what was staged."""
         same = (version, lineage, batch, parent, kind)
         attempt = self._attempt
         # Objects that no manifest names are swept after an hour: an old attempt is uploaded again.
