@@ -218,10 +218,13 @@ class Connection:
 
     # the cluster
 
-    def wait_for_broker(self, timeout: float = 30.0) -> None:
-        """Return once a broker answers. Raises BrokerUnreachable after ``timeout`` seconds, LoginRefused at once."""
+    def wait_for_broker(self, timeout: float = 30.0, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Return once a broker answers, or ``stopped`` says so.
+
+        Raises BrokerUnreachable after ``timeout`` seconds, LoginRefused at once.
+        """
         end = time.monotonic() + timeout
-        while True:
+        while not stopped():
             try:
                 self.admin().list_topics(timeout=min(1.0, max(0.1, end - time.monotonic())))
                 return

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from headrace.schemas.errors import (
     EXIT_CONFIGURATION,
@@ -29,12 +30,30 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._at_once = False
         self.reason = ""
 
     def set(self, reason: str) -> None:
         """Ask the process to stop; the first reason stays."""
         self.reason = self.reason or reason
         self._event.set()
+        if self._at_once:
+            sys.stderr.write(f"stopping while it starts: {self.reason}\n")
+            sys.stderr.flush()
+            os._exit(EXIT_OK)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While inside, a request ends the process where it is: for imports and loading, which take seconds and which
+        nothing interrupts. There must be nothing yet that has to be left in order.
+        """
+        self._at_once = True
+        if self.is_set():
+            self.set(self.reason)
+        try:
+            yield
+        finally:
+            self._at_once = False
 
     def is_set(self) -> bool:
         """True once the process should stop."""

@@ -57,6 +57,9 @@ class PolicyTally:
     rewards: list[RewardPoint] = field(default_factory=list)
     evals: dict[int, list[EvalResult]] = field(default_factory=lambda: defaultdict(list))
     stopped: bool = False
+    failed_ms: list[int] = field(default_factory=list)
+    """Times at which groups failed since the last usable one."""
+    last_failure: str = ""
     pending_rewards: list[float] = field(default_factory=list)
 
     def recent_reward(self) -> float | None:
@@ -64,6 +67,10 @@ class PolicyTally:
         if self.pending_rewards:
             return sum(self.pending_rewards) / len(self.pending_rewards)
         return self.rewards[-1].mean if self.rewards else None
+
+    def failed_since(self, time_ms: float) -> int:
+        """How many groups failed one after the other, counted from a time on."""
+        return sum(at >= time_ms for at in self.failed_ms)
 
     def accuracies(self) -> list[tuple[int, float, int]]:
         """(version, mean reward, samples) of every evaluated version, in order."""
@@ -119,12 +126,12 @@ class Tally:
             case Stop():
                 self.policies[record.policy].stopped = True
             case Opened() | Kept() | Closed() | Batched() | Trained():
-                _fold_credit(self.policies[record.policy], record)
+                _fold_credit(self.policies[record.policy], record, timestamp_ms)
             case _:
                 pass
 
 
-def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched | Trained) -> None:
+def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched | Trained, timestamp_ms: int) -> None:
     match record:
         case Opened():
             policy.opened += 1
@@ -134,10 +141,15 @@ def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched |
                 policy.rolling.discard(record.group)
                 policy.kept.add(record.group)
                 policy.pending_rewards.append(record.raw_mean)
+                policy.failed_ms.clear()
         case Closed():
             if record.group in policy.rolling or record.group in policy.kept or record.group in policy.batched:
                 if record.reason == "filtered":
                     policy.pending_rewards.append(record.raw_mean)
+                    policy.failed_ms.clear()
+                elif record.reason == "failed":
+                    policy.failed_ms.append(timestamp_ms)
+                    policy.last_failure = record.detail
                 policy.rolling.discard(record.group)
                 policy.kept.discard(record.group)
                 policy.batched.pop(record.group, None)

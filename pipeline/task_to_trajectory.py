@@ -59,7 +59,8 @@ class RolloutWorker:
         self._check_tokenizers(manifest)
         self._store = open_store(config.store, config.run_folder())
         self._scorer = Scorer(config)
-        self._samplers = self._make_samplers()
+        with self._stop.at_once():
+            self._samplers = self._make_samplers()
         self._feed = WeightFeed(
             self._store, self._connection, config.policy_names(), self._name, poll_seconds=config.rollout.poll_seconds
         )

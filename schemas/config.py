@@ -350,7 +350,12 @@ class RunConfig(Section):
                     f"policies.{name}.max_staleness is {policy.max_staleness}, but depth {policy.depth} with lag "
                     f"{policy.lag} needs at least {least}"
                 )
-            self.trainer_of(name)
+            ranks = self.trainer_of(name).ranks
+            if self.run.lanes % ranks:
+                raise ValueError(
+                    f"run.lanes is {self.run.lanes}, which the {ranks} ranks of policy {name} cannot share evenly; "
+                    "take a multiple of trainer.ranks"
+                )
         for name, stream in self.streams.items():
             for wanted in stream.policies:
                 if wanted not in self.policies:

@@ -51,18 +51,19 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
         return None
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
+    with stop.at_once():
+        import torch
 
-    from headrace.trainers.backends.open import open_backend
-    from headrace.trainers.batch_to_step import Rewind, Trainer
-    from headrace.trainers.lanes import Stopped
-    from headrace.trainers.ranks import Ranks
+        from headrace.trainers.backends.open import open_backend
+        from headrace.trainers.batch_to_step import Rewind, Trainer
+        from headrace.trainers.lanes import Stopped
+        from headrace.trainers.ranks import Ranks
 
-    torch.set_num_threads(trainer.threads)
-    torch.manual_seed(config.run.seed)
-    ranks = Ranks.from_environment(group=trainer.backend == "deepspeed")
-    backend = open_backend(trainer, config.policies[given.policy].model, ranks)
-    gc.freeze()
+        torch.set_num_threads(trainer.threads)
+        torch.manual_seed(config.run.seed)
+        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed")
+        backend = open_backend(trainer, config.policies[given.policy].model, ranks)
+        gc.freeze()
     rewind = Rewind(version=given.resume_from, discard=given.discard) if given.resume_from is not None else None
     worker = Trainer(
         config,

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 from headrace.connectors.broker.broker import Broker, BrokerOptions
@@ -16,6 +17,8 @@ from headrace.schemas.errors import ConfigurationError
 
 LIMITS = "single node, loopback only, plaintext, no ACLs, unreplicated, no fsync, classic groups only"
 HOST = "127.0.0.1"
+_LOCK_SECONDS = 3.0
+"""Time in which a broker whose parent was killed notices and lets go of the folder."""
 
 
 class BrokerStartError(ConfigurationError):
@@ -60,17 +63,26 @@ def _lock(data: Path) -> int:
     """Hold the folder for this process; the lock goes with the process, however it ends."""
     path = data / "broker.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    end = time.monotonic() + _LOCK_SECONDS
+    while not (held := _try_lock(descriptor)) and time.monotonic() < end:
+        time.sleep(0.05)
+    if not held:
         holder = os.read(descriptor, 32).decode(errors="replace").strip()
         os.close(descriptor)
         raise BrokerStartError(
             f"{data} is used by another local broker (process {holder}). Stop it or choose another folder."
-        ) from None
+        )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _raise_file_limit() -> None:

@@ -150,7 +150,7 @@ class PromptDataset:
             near = difflib.get_close_matches(name, [str(column) for column in row], n=1)
             hint = f"; did it become {near[0]!r}?" if near else ""
             raise BadRow(
-                f"column {name!r} is missing{hint} The row has {', '.join(map(repr, row)) or 'no column'} "
+                f"column {name!r} is missing{hint}. The row has {', '.join(map(repr, row)) or 'no column'} "
                 f"(set streams.{self._stream}.{setting})",
                 b"",
             )

@@ -60,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HeadraceError as error:
         sys.stderr.write(f"headrace {name}: {tidy(str(error))}\n")
         sys.exit(_exit_code(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"headrace {name}: {error}\n")
+        sys.exit(EXIT_FAILURE)
 
 
 def _exit_code(error: HeadraceError) -> int:

@@ -71,6 +71,8 @@ def run(
             outcome = launcher.run(_write_report)
         except HeadraceError as error:
             failure = error
+        except OSError as error:
+            failure = HeadraceError(f"{error}; the run ends here, what it has written stays")
         finally:
             display.close()
     again = f"headrace run {shlex.quote(str(folder))} --resume"
@@ -91,7 +93,7 @@ def _write_report(folder: "RunFolder", connection: "Connection") -> None:
 
     try:
         figures = write_report(folder, connection)
-    except HeadraceError as error:
+    except (HeadraceError, OSError) as error:
         sys.stderr.write(f"headrace run: no report: {error}\n")
         return
     for line in figures.summary():

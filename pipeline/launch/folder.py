@@ -4,7 +4,9 @@ In: a folder or a configuration; out: paths. A folder is a run's if it has ``con
 verified and resumed from it alone.
 """
 
+import fcntl
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,4 +104,24 @@ class RunFolder:
     def add_session(self, session: Session) -> None:
         """Note a session at its end."""
         entries = [asdict(entry) for entry in (*self.sessions(), session)]
-        self.sessions_file.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")
+        unfinished = self.sessions_file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")
+        unfinished.replace(self.sessions_file)
+
+    def lock(self) -> int:
+        """Hold the folder for this process, however it ends; returns the descriptor that holds it.
+
+        Raises ConfigurationError when another launcher has it.
+        """
+        descriptor = os.open(self.path / "launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"the run in {self.path} is running (launcher: process {holder}); stop that one before you go on"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor

@@ -5,6 +5,7 @@ It guarantees that no process of the run outlives it, whichever way it ends.
 """
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -27,7 +28,7 @@ from headrace.schemas.config import RunConfig, dump_config
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import EvalResult, Step
 
-__all__ = ("Launcher", "Stalled")
+__all__ = ("Launcher", "NothingUsable", "Stalled")
 
 ALARM_SECONDS = 30.0
 """Time without progress after which the launcher says what the run waits for."""
@@ -39,6 +40,10 @@ _EARLY_SECONDS = 3.0
 
 class Stalled(HeadraceError):
     """Nothing has moved for ``run.patience_seconds``."""
+
+
+class NothingUsable(HeadraceError):
+    """Every group fails."""
 
 
 class Launcher:
@@ -62,10 +67,11 @@ class Launcher:
         self._supervisor = Supervisor(
             self.folder.logs, max_restarts=run.max_restarts, window_seconds=run.restart_window_seconds
         )
-        self._memory = MemorySampler(lambda: [_own_pid(), *self._supervisor.pids()])
+        self._memory = MemorySampler(lambda: [os.getpid(), *self._supervisor.pids()])
 
     def __enter__(self) -> "Launcher":
         self.folder.create()
+        self._lock = self.folder.lock()
         dump_config(self.config, self.folder.config)
         self._stop.listen(with_parent=False)
         self._memory.start()
@@ -77,6 +83,7 @@ class Launcher:
         self._end_parts()
         self._supervisor.stop(["broker"], grace_seconds=_GRACE_SECONDS)
         forget_live(self.folder)
+        os.close(self._lock)
 
     def run(self, write_report: Callable[[RunFolder, Connection], None]) -> str:
         """Run to the end; returns ``finished`` or ``interrupted``. Raises HeadraceError with the reason of a failure.
@@ -92,7 +99,9 @@ class Launcher:
             self._display.note(f"local broker at {bootstrap} (single node, loopback, unreplicated)")
         note_live(self.folder, bootstrap)
         connection = Connection.of(self.config.kafka, self.config.run.id, bootstrap)
-        connection.wait_for_broker()
+        connection.wait_for_broker(stopped=self._stop.is_set)
+        if self._stop.is_set():
+            return self._ended("interrupted")
         create_topics(self.config, connection, resume=self._resume)
         for part in parts_of(self.config, self.folder.config, bootstrap, rollback=self._rollback):
             self._supervisor.start(part)
@@ -102,7 +111,10 @@ class Launcher:
         finally:
             self._end_parts()
             self._display.close()
-            self._note_session()
+            try:
+                self._note_session()
+            except OSError as error:
+                self._display.note(f"{self.folder.sessions_file} cannot be written: {error}")
             write_report(self.folder, connection)
         return self._outcome
 
@@ -131,6 +143,7 @@ class Launcher:
                     if time.monotonic() - sources_since > _SOURCE_GRACE_SECONDS:
                         self._supervisor.stop(left, grace_seconds=_GRACE_SECONDS)
                 alarmed = self._alarm(follower, left, alarmed)
+                self._refuse_failures(follower)
         finally:
             metrics.close(follower)
             follower.close()
@@ -192,6 +205,18 @@ class Launcher:
             )
         return True
 
+    def _refuse_failures(self, follower: Follower) -> None:
+        """End a run in which every group fails: rollouts come and go, and nothing would ever be trained."""
+        limit = self.config.run.max_failed_groups
+        for index, name in enumerate(self.config.policies):
+            policy = follower.tally.policies[index]
+            failed = policy.failed_since(self._started * 1000)
+            if limit and failed >= limit:
+                raise NothingUsable(
+                    f"the last {failed} groups of {name} failed, none was usable (run.max_failed_groups is {limit}). "
+                    f"The last one: {policy.last_failure}. Logs are in {self.folder.logs}"
+                )
+
     def _ended(self, outcome: str) -> str:
         self._outcome = outcome
         return outcome
@@ -240,9 +265,3 @@ class _MetricsLog:
     def _write(self, value: dict[str, object]) -> None:
         self._file.write(json.dumps(value) + "\n")
         self._file.flush()
-
-
-def _own_pid() -> int:
-    import os
-
-    return os.getpid()

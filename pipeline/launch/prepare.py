@@ -7,8 +7,10 @@ of the configuration file, so that a recipe runs from anywhere. Every step may b
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,10 +107,12 @@ def warm_start(config: RunConfig, python: str, say: Callable[[str], None], stopp
     """
     folder = RunFolder.of(config)
     missing = [p.model for p in config.policies.values() if not Path(p.model).is_dir()]
-    command = str(config.warm_start.get("command", ""))
+    command = config.warm_start.get("command", "")
+    if not isinstance(command, str):
+        raise ConfigurationError(f"warm_start.command is {command!r}; it must be a command line as text")
     if missing and command:
         say("warm start: making the model that the run starts from")
-        words = [w.format(python=python, folder=folder.path, seed=config.run.seed) for w in shlex.split(command)]
+        words = _words_of(command, python=python, folder=folder.path, seed=config.run.seed)
         log = folder.logs / "warm-start.log"
         code = _run_command(words, log, stopped)
         if stopped():
@@ -122,17 +126,46 @@ def warm_start(config: RunConfig, python: str, say: Callable[[str], None], stopp
         raise ConfigurationError(f"no model folder {', '.join(missing)}: check policies.P.model or warm_start.command")
 
 
+def _words_of(command: str, **values: object) -> list[str]:
+    """The words of a command line with its placeholders filled in. Raises ConfigurationError."""
+    try:
+        return [word.format(**values) for word in shlex.split(command)]
+    except (KeyError, IndexError, ValueError) as error:
+        names = ", ".join(f"{{{name}}}" for name in ("here", *values))
+        raise ConfigurationError(f"warm_start.command: {error!r} in {command!r}; placeholders are {names}") from error
+
+
+_WITH_PARENT = """
+import os, signal, sys, threading
+def watch():
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=watch, daemon=True).start()
+import subprocess
+sys.exit(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL))
+"""
+"""Runs a command that knows nothing of launchers, and ends it with all its children when the pipe at 0 closes."""
+
+
 def _run_command(words: list[str], log: Path, stopped: Callable[[], bool]) -> int:
-    """Run a command to its end, or kill it with its children when ``stopped``; returns its exit code."""
+    """Run a command to its end, or kill it with its children when ``stopped``; returns its exit code.
+
+    Raises ConfigurationError when there is no such command.
+    """
+    if shutil.which(words[0]) is None:
+        raise ConfigurationError(f"warm_start.command: there is no program {words[0]}")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    while process.poll() is None:
-        if stopped():
-            os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
-        time.sleep(0.05)
+            [sys.executable, "-c", _WITH_PARENT, *words],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    with process:
+        while process.poll() is None:
+            if stopped():
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.05)
     return process.returncode
 
 

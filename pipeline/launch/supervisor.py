@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.pipeline.launch.parts import Part
-from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED, HeadraceError
+from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED, ConfigurationError, HeadraceError
 
-__all__ = ("PartFailed", "Supervisor")
+__all__ = ("PartFailed", "PartMisconfigured", "Supervisor")
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
 _LOG_LINES = 15
@@ -25,6 +25,10 @@ _LOG_LINES = 15
 
 class PartFailed(HeadraceError):
     """A part ended in a way that a restart does not cure, or died too often."""
+
+
+class PartMisconfigured(PartFailed, ConfigurationError):
+    """A part says that a person has to change something first."""
 
 
 @dataclass(slots=True)
@@ -156,7 +160,8 @@ class Supervisor:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code in (EXIT_CONFIGURATION, EXIT_SUPERSEDED):
             child.finished = True
-            raise PartFailed(f"{name} {how}, and starting it again would not help.\n{self._last_lines(name)}")
+            error = PartMisconfigured if code == EXIT_CONFIGURATION else PartFailed
+            raise error(f"{name} {how}, and starting it again would not help.\n{self._last_lines(name)}")
         return self._died(child, how)
 
     def _died(self, child: _Child, how: str) -> str:

@@ -121,3 +121,15 @@ def test_a_run_that_stands_still_names_what_is_missing(records: list[Record], wo
 def test_a_dying_part_is_named_first() -> None:
     said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"trainer-main": 3}, running=[])
     assert "trainer-main (3 deaths)" in said
+
+
+def test_groups_that_fail_one_after_the_other_are_counted_until_one_is_usable() -> None:
+    tally = Tally()
+    for group in range(5):
+        tally.fold(opened(group), 100 * group)
+        tally.fold(Closed(policy=0, group=group, reason="failed", by="assemble", detail=f"why {group}"), 100 * group)
+    policy = tally.policies[0]
+    assert (policy.failed_since(0), policy.failed_since(300), policy.last_failure) == (5, 2, "why 4")
+    tally.fold(opened(5), 500)
+    tally.fold(Kept(policy=0, group=5, raw_mean=0.5), 500)
+    assert policy.failed_since(0) == 0

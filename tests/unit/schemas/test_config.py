@@ -45,6 +45,7 @@ def test_later_files_and_overrides_win(base, tmp_path):
         ("trainer.lr=-1", "trainer.lr"),
         ("run.id=Bad Run", "run id 'Bad Run' is not usable"),
         ("policies.main.max_staleness=0", "needs at least 1"),
+        ("trainer.ranks=3", "run.lanes is 8, which the 3 ranks of policy main cannot share"),
         ("streams.main.policies=['x']", "names 'x'"),
     ],
 )

@@ -70,6 +70,15 @@ def test_a_second_broker_on_the_same_folder_is_refused(start: Start) -> None:
     assert "Traceback" not in errors
 
 
+def test_a_broker_waits_for_one_that_is_about_to_end(start: Start) -> None:
+    first = start()
+    _ready(first)
+    second = start()
+    time.sleep(1.0)
+    first.kill()
+    _ready(second)
+
+
 def test_a_killed_broker_leaves_no_lock(start: Start) -> None:
     first = start()
     _ready(first)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,57 @@ def test_a_model_folder_that_is_missing_in_the_end_is_named(recipe: Path) -> Non
     (recipe.parent / "make.py").write_text("")
     with pytest.raises(ConfigurationError, match=r"no model folder .*warm"):
         warm_start(made(start(recipe)), sys.executable, lambda text: None, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ('"no-such-program --x"', "no program no-such-program"),
+        ("true", "True; it must be a command line"),
+        ('"make {model}"', r"KeyError\('model'\).*placeholders are {here}, {python}, {folder}, {seed}"),
+    ],
+)
+def test_a_warm_start_that_cannot_start_says_why(recipe: Path, command: str, said: str) -> None:
+    config = made(start(recipe, f"warm_start.command={command}"))
+    with pytest.raises(ConfigurationError, match=said):
+        warm_start(config, sys.executable, lambda text: None, lambda: False)
+
+
+def test_a_warm_start_ends_with_the_launcher_that_is_killed(recipe: Path, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    (recipe.parent / "make.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(note)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    )
+    config = made(start(recipe))
+    code = (
+        "import sys; from headrace.pipeline.launch.prepare import warm_start; from headrace.schemas.config import *\n"
+        "warm_start(read_config(sys.argv[1]), sys.executable, print, lambda: False)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, RunFolder.of(config).config])
+    pid = 0
+    for _ in range(400):
+        pid = int(note.read_text() or 0) if note.exists() else 0
+        if pid:
+            break
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"warm start {pid} outlived its launcher")
+
+
+def test_one_launcher_holds_a_folder(recipe: Path) -> None:
+    folder = RunFolder.of(made(start(recipe)))
+    held = folder.lock()
+    with pytest.raises(ConfigurationError, match=f"is running .*process {os.getpid()}"):
+        folder.lock()
+    os.close(held)
+    os.close(folder.lock())
 
 
 def test_a_warm_start_ends_when_the_run_is_stopped(recipe: Path) -> None:
