@@ -154,9 +154,27 @@ def _engine(model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> Any:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
     )
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=_settings(config))
+    with _nothing_compiled():
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=_settings(config))
     engine.eval()
     return engine
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """Leave torch.compile out while DeepSpeed starts: it decorates an optimizer that is not used here, and loading the
+    compiler for that takes a second and 40 MB.
+    """
+    real = torch.compile
+
+    def leave(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else leave
+
+    torch.compile = leave  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = real
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
