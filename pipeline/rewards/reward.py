@@ -82,11 +82,23 @@ def call_reward(name: str, reward: Callable[..., Any], prompt: Prompt, completio
     parts = dict(value) if isinstance(value, Mapping) else {name: value}
     out = {}
     for part, number in parts.items():
-        if isinstance(number, bool | int | float | np.number) and math.isfinite(number):
-            out[str(part)] = float(number)
+        if (finite := _finite(number)) is not None:
+            out[str(part)] = finite
         else:
             what = f"reward {name}" if part == name else f"reward {name}, part {part}"
-            raise RewardFailed(f"{what} returned {number!r:.100}: a reward is a finite number")
+            shown = "an integer too large for a float" if isinstance(number, int) else repr(number)[:100]
+            raise RewardFailed(f"{what} returned {shown}: a reward is a finite number")
     if not out:
         raise RewardFailed(f"reward {name} returned no part")
     return out
+
+
+def _finite(value: object) -> float | None:
+    """A real number as a float; None for what is none, is not finite, or is too large for a float."""
+    if not isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

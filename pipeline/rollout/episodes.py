@@ -71,11 +71,13 @@ class Episodes:
             sessions: dict[int, PolicySession] = {
                 bound.policy: Session(bound.policy, self._samplers[bound.policy], bound) for bound in task.policies
             }
-            async with asyncio.timeout((task.deadline_ms - started) / 1000):
+            async with asyncio.timeout((task.deadline_ms - started) / 1000) as limit:
                 return await self._workflow(task.workflow).run(task, sessions, self._scorer)
-        except TimeoutError:
+        except TimeoutError as failure:
             name, reason = "deadline", "env_timeout"
             error = f"the task's deadline passed after {_now_ms() - started} ms"
+            if not limit.expired():
+                name, error = "workflow", f"workflow {task.workflow} raised TimeoutError: {failure}"
         except PromptTooLong as failure:
             name, reason, error = "prompt_too_long", "abort", f"prompt_too_long: {failure}"
         except RewardFailed as failure:

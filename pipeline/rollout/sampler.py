@@ -36,7 +36,7 @@ class Sampler:
         self._folder = folder
         self._next_key = 0
         self._futures: dict[int, asyncio.Future[Generation]] = {}
-        self._early: dict[int, tuple[int, Request]] = {}
+        self._early: dict[int, tuple[PolicyBound, Request]] = {}
         self._encoded: dict[str, npt.NDArray[np.int32]] = {}
 
     @property
@@ -52,15 +52,15 @@ class Sampler:
     @property
     def waiting_for(self) -> int:
         """The lowest version that some request waits for; -1 when none waits."""
-        return min((version for version, _ in self._early.values()), default=-1)
+        return min((bound.min_version for bound, _ in self._early.values()), default=-1)
 
     def load(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Put a version in force; requests that waited for it enter."""
         self.engine.load_weights(weights, version)
-        for key, (wanted, request) in list(self._early.items()):
-            if wanted <= version:
+        for key, (bound, request) in list(self._early.items()):
+            if bound.min_version <= version:
                 del self._early[key]
-                self._enter(request)
+                self._enter(request, bound)
 
     def step(self) -> None:
         """One decode step; wakes the episodes whose generation ended."""
@@ -72,18 +72,14 @@ class Sampler:
 
     async def generate(self, prompt: npt.NDArray[np.int32], sampling: Sampling, bound: PolicyBound) -> Generation:
         """Sample a completion with weights of at least ``bound.min_version``; cancelling it frees its row."""
-        if bound.pinned and self.version > bound.min_version:
-            raise EpisodeFailed(
-                f"version {bound.min_version} of policy {self.policy} is asked for, {self.version} is loaded"
-            )
         request = Request(self._next_key, prompt, sampling)
         self._next_key += 1
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._futures[request.key] = future
         if self.version >= bound.min_version:
-            self._enter(request)
+            self._enter(request, bound)
         else:
-            self._early[request.key] = (bound.min_version, request)
+            self._early[request.key] = (bound, request)
         try:
             return await future
         finally:
@@ -91,11 +87,18 @@ class Sampler:
                 with contextlib.suppress(KeyError):
                     self.engine.abort(request.key)
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: Request, bound: PolicyBound) -> None:
+        """Give a request to the engine, or its refusal to whoever still waits for it."""
         try:
+            if bound.pinned and self.version > bound.min_version:
+                raise EpisodeFailed(
+                    f"version {bound.min_version} of policy {self.policy} is asked for, {self.version} is loaded"
+                )
             self.engine.add(request)
-        except (PromptTooLong, ValueError) as error:
-            self._futures.pop(request.key).set_exception(error)
+        except (PromptTooLong, EpisodeFailed, ValueError) as error:
+            future = self._futures.pop(request.key)
+            if not future.done():
+                future.set_exception(error)
 
     def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
         """Token ids of a prompt; the replicas of a group share them."""

@@ -48,6 +48,15 @@ def test_exact_match_may_strip_and_refuses_unknown_options() -> None:
         (None, "returned None"),
         ({"a": 1.0, "b": math.nan}, "part b returned nan"),
         ({}, "returned no part"),
+        (10**400, "returned an integer too large for a float"),
+        pytest.param(-(10**5000), "returned an integer too large for a float", id="huge"),
+        (1 + 2j, "returned .1.2j."),
+        (np.complex128(1), "returned np.complex128"),
+        (np.float32("nan"), "returned np.float32.nan"),
+        (np.ones(1), "returned array"),
+        ([1.0], "returned .1.0."),
+        ({"a": {"b": 1.0}}, "part a returned"),
+        ({"mine": None}, "reward mine returned None"),
     ],
 )
 def test_what_is_no_finite_number_is_a_failure_not_a_zero(value: Any, says: str) -> None:
@@ -58,6 +67,32 @@ def test_what_is_no_finite_number_is_a_failure_not_a_zero(value: Any, says: str)
 def test_numbers_and_parts_come_through() -> None:
     assert call_reward("mine", lambda p, c: np.float32(0.5), PROMPT, _done("")) == {"mine": 0.5}
     assert call_reward("mine", lambda p, c: {"a": 1, "b": True}, PROMPT, _done("")) == {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(np.bool_(True), 1.0), (np.int64(-3), -3.0), (np.float16(0.25), 0.25), (False, 0.0), (2**60, float(2**60))],
+)
+def test_every_kind_of_real_number_is_taken_as_a_float(value: Any, number: float) -> None:
+    (found,) = call_reward("mine", lambda prompt, completion: value, PROMPT, _done("")).values()
+    assert type(found) is float and found == number
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyError("x"), RecursionError("deep"), AssertionError()])
+def test_whatever_a_reward_raises_is_named_with_its_type(error: Exception) -> None:
+    def raises(prompt: Prompt, completion: Completion) -> float:
+        raise error
+
+    with pytest.raises(RewardFailed, match=f"reward mine raised {type(error).__name__}"):
+        call_reward("mine", raises, PROMPT, _done(""))
+
+
+class Lazy(dict[str, float]):
+    """Parts under names that are no text."""
+
+
+def test_parts_of_any_mapping_get_names_of_text() -> None:
+    assert call_reward("mine", lambda p, c: Lazy({1: 0.5, "b": 2}), PROMPT, _done("")) == {"1": 0.5, "b": 2.0}  # type: ignore[dict-item]
 
 
 @pytest.fixture

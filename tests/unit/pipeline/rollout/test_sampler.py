@@ -86,3 +86,79 @@ def test_text_and_messages_become_tokens_and_back(sampler: Sampler) -> None:
     assert sampler.encode(prompt) is tokens
     assert sampler.decode(tokens) == "21="
     assert sampler.decode(np.append(tokens, 2)) == "21=", "special tokens are no text"
+
+
+def test_a_refusal_after_waiting_reaches_who_waits_and_nobody_else(sampler: Sampler) -> None:
+    async def play() -> None:
+        bound = PolicyBound(policy=0, min_version=5)
+        long = np.zeros(9, np.int32)
+        waits = asyncio.create_task(sampler.generate(long, Sampling(), bound))
+        left = asyncio.create_task(sampler.generate(long, Sampling(), bound))
+        await asyncio.sleep(0)
+        left.cancel()
+        sampler.load({}, 5)
+        assert sampler.waiting_for == -1
+        with pytest.raises(PromptTooLong):
+            await waits
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert not sampler.busy
+
+    asyncio.run(play())
+
+
+def test_a_request_cancelled_as_its_version_comes_is_taken_out_of_the_engine(sampler: Sampler) -> None:
+    async def play() -> None:
+        left = asyncio.create_task(sampler.generate(PROMPT, Sampling(), PolicyBound(policy=0, min_version=4)))
+        await asyncio.sleep(0)
+        left.cancel()
+        sampler.load({}, 4)
+        await asyncio.gather(left, return_exceptions=True)
+        assert sampler.engine.active == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("loaded", "fits"), [(5, True), (6, False), (9, False)])
+def test_a_pinned_version_that_is_jumped_over_fails_and_an_unpinned_one_does_not(
+    sampler: Sampler, loaded: int, fits: bool
+) -> None:
+    async def play() -> None:
+        pinned, free = (
+            asyncio.create_task(
+                sampler.generate(
+                    PROMPT, Sampling(max_new_tokens=2, seed=1), PolicyBound(policy=0, min_version=5, pinned=p)
+                )
+            )
+            for p in (True, False)
+        )
+        await asyncio.sleep(0)
+        sampler.load({}, loaded)
+        while sampler.busy:
+            sampler.step()
+        assert set((await free).versions.tolist()) == {loaded}
+        if fits:
+            assert set((await pinned).versions.tolist()) == {5}
+        else:
+            with pytest.raises(EpisodeFailed, match=f"version 5 of policy 0 is asked for, {loaded} is loaded"):
+                await pinned
+
+    asyncio.run(play())
+
+
+def test_tokens_are_counted_and_equal_seeds_sample_equal_tokens(sampler: Sampler) -> None:
+    async def play() -> None:
+        sampling = Sampling(max_new_tokens=6, seed=3)
+        same = [
+            asyncio.create_task(sampler.generate(PROMPT, sampling, PolicyBound(policy=0, min_version=0)))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        while sampler.busy:
+            sampler.step()
+        made = [await one for one in same]
+        assert len({tuple(m.tokens.tolist()) for m in made}) == 1
+        assert len({m.key for m in made}) == 3
+        assert sampler.tokens == sum(m.tokens.size for m in made)
+
+    asyncio.run(play())
