@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from headrace.pipeline.operators.operator import GroupDraft
 from headrace.schemas.parts import Reward, Source
-from headrace.schemas.parts import Sequence as TokenSequence
 from headrace.schemas.records import Admission, Group, Member, Trajectory
 
 __all__ = ("Reported", "draft_of", "is_usable")
@@ -52,7 +51,10 @@ def _member(policy: int, name: str, reported: Reported, scores: Sequence[Reward]
         length = trajectory.tokens
         oldest = trajectory.oldest_versions.get(name, trajectory.oldest_versions.get(str(policy), -1))
         newest = max(oldest, newest)
-    rewards = [r for r in trajectory.rewards if not r.role or r.role in _roles(sequences)] + list(scores)
+    roles = {s.role for s in sequences}
+    if trajectory.blob is not None:  # the roles lie with the arrays; these are the names that workflows give by default
+        roles = {f"policy{policy}", name}
+    rewards = [r for r in trajectory.rewards if not r.role or r.role in roles] + list(scores)
     raw = trajectory.reward + sum(r.value for r in rewards if r.role and r.turn < 0) + sum(r.value for r in scores)
     return Member(
         policy=policy, group=trajectory.group, replica=trajectory.replica, attempt=trajectory.attempt,
@@ -70,7 +72,3 @@ def _status(trajectory: Trajectory, length: int, oldest: int) -> str:
     if trajectory.end_reason == "context_full" or length == 0 or oldest < 0:
         return "baseline_only"
     return "train"
-
-
-def _roles(sequences: Sequence[TokenSequence]) -> set[str]:
-    return {s.role for s in sequences}

@@ -102,7 +102,7 @@ class RunFolder:
         return [Session(**entry) for entry in json.loads(self.sessions_file.read_text("utf-8"))]
 
     def add_session(self, session: Session) -> None:
-        """Note a session at its end."""
+        """Note a session at its end; a kill leaves the old notes or the new ones."""
         entries = [asdict(entry) for entry in (*self.sessions(), session)]
         unfinished = self.sessions_file.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")

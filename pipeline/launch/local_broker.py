@@ -60,9 +60,11 @@ def live_bootstrap(folder: RunFolder) -> str:
     try:
         note = json.loads((folder.path / "live.json").read_text("utf-8"))
         os.kill(int(note["launcher"]), 0)
-    except (OSError, ValueError, KeyError):
+        return str(note["bootstrap"])
+    except PermissionError:  # alive, of another user
+        return str(note["bootstrap"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return ""
-    return str(note["bootstrap"])
 
 
 @contextmanager
