@@ -49,6 +49,8 @@ def decodable(facts: Facts) -> Proof:
         len(facts.ledger[p]) + len(facts.steps[p]) + len(facts.manifests[p]) for p in range(len(facts.policies))
     )
     note = f"beginnings deleted: {', '.join(facts.horizon)}" if facts.horizon else "from the first record on"
+    if facts.strangers:
+        note += f"; {len(facts.strangers)} that this run did not write passed over, the first: {facts.strangers[0]}"
     return Proof(name="records can be read", count=count, unit="records", breaches=tuple(facts.undecodable), note=note)
 
 

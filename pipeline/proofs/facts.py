@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka import Connection, RawRecord
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import UndecodableRecord
 from headrace.schemas.records import Admission, Item, Manifest, Prompt, Record, RunEnd
@@ -91,6 +91,9 @@ class Facts:
     """By policy: (batch, lane) to what lies there."""
     checkpoints: dict[int, list[CheckpointFact]] = field(default_factory=lambda: defaultdict(list))
     undecodable: list[str] = field(default_factory=list)
+    """Records of this run that cannot be read."""
+    strangers: list[str] = field(default_factory=list)
+    """Records that cannot be read and that nothing of this run wrote."""
     horizon: list[str] = field(default_factory=list)
     """Partitions whose beginning has been deleted: proofs cover what is left."""
 
@@ -102,19 +105,12 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
     for topic in ("run", "prompts", "admissions", "ledger", "manifests", "steps"):
         facts.horizon += [f"{topic}[{p}]" for p, at in connection.start_offsets(topic).items() if at and topic != "run"]
         for raw in connection.read_topic(topic):
-            try:
-                record = raw.decoded()
-            except UndecodableRecord as error:
-                facts.undecodable.append(f"{raw.source}: {error}")
-                continue
-            _take(facts, topic, raw.partition, raw.offset, record)
+            record = _decoded(facts, config.run.id, raw)
+            if record is not None:
+                _take(facts, topic, raw.partition, raw.offset, record)
     for policy, name in enumerate(names):
         for raw in connection.read_topic(f"batches.{name}"):
-            try:
-                record = raw.decoded()
-            except UndecodableRecord as error:
-                facts.undecodable.append(f"{raw.source}: {error}")
-                continue
+            record = _decoded(facts, config.run.id, raw)
             if isinstance(record, Item) and raw.value is not None:
                 lane = facts.lanes[policy].setdefault((record.batch, raw.partition), LaneFact())
                 lane.items.append(item_fact(record))
@@ -122,6 +118,16 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
                 lane.digest.update(raw.value)
         facts.checkpoints[policy] = list(checkpoint_facts(checkpoints / name))
     return facts
+
+
+def _decoded(facts: Facts, run: str, raw: RawRecord) -> Record | None:
+    """The record; one that cannot be read is noted: as a fault if this run wrote it (its headers say so)."""
+    try:
+        return raw.decoded()
+    except UndecodableRecord as error:
+        ours = dict(raw.headers).get("hr-run") == run.encode()
+        (facts.undecodable if ours else facts.strangers).append(f"{raw.source}: {error}")
+        return None
 
 
 def item_fact(item: Item) -> ItemFact:

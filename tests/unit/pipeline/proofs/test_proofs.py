@@ -177,6 +177,13 @@ def test_undecodable_records_are_a_breach() -> None:
     assert "records can be read" in broken(facts)
 
 
+def test_what_strangers_wrote_is_counted_and_is_no_breach() -> None:
+    facts = whole_run()
+    facts.strangers.append("ledger[0]@3: first byte is 103")
+    assert broken(facts) == {}
+    assert "1 that this run did not write" in next(p for p in prove(facts) if p.name == "records can be read").note
+
+
 def test_the_first_ending_record_counts_and_later_ones_are_only_counted() -> None:
     facts = whole_run()
     facts.ledger[0] += [closed(0, "end"), closed(2, "stale")]
