@@ -254,8 +254,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=192, head_dim=32, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.2,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        intermediate_size=192, head_dim=32, max_position_embeddings=128, tie_word_embeddings=True,
+        initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
