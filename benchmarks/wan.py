@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 
 class LongLine:
@@ -38,16 +39,23 @@ class LongLine:
 
     def __exit__(self, *_: object) -> None:
         """Cut it."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+
+        def end() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.call_later(0.2, self._loop.stop)
+
+        self._loop.call_soon_threadsafe(end)
         self._thread.join(5)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         handshake = time.monotonic() + 2 * self._delay
-        await asyncio.gather(
-            self._pump("up", reader, far_writer, handshake), self._pump("down", far_reader, writer, 0.0)
-        )
+        with suppress(asyncio.CancelledError):  # The line was cut.
+            await asyncio.gather(
+                self._pump("up", reader, far_writer, handshake), self._pump("down", far_reader, writer, 0.0)
+            )
 
     async def _pump(
         self, way: str, source: asyncio.StreamReader, target: asyncio.StreamWriter, not_before: float

