@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.connectors.broker import settings
 from headrace.connectors.broker.api.call import Call
 from headrace.connectors.broker.codes import BrokerError, Code
+from headrace.connectors.broker.storage import StorageError
 from headrace.connectors.broker.wire import Body, Writer
 
 _TOPIC = 2
@@ -66,6 +67,8 @@ def delete_topics(call: Call) -> Body:
             call.broker.offsets.forget_topic(name)
         except BrokerError as error:
             code = error.code
+        except StorageError:
+            code = Code.KAFKA_STORAGE_ERROR
         out.string(name)
         out.int16(code)
     return out.body()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headrace.connectors.broker.api.call import Call, Later
-from headrace.connectors.broker.codes import BrokerError, Code
+from headrace.connectors.broker.codes import Code
 from headrace.connectors.broker.groups import Group, JoinedMember, JoinRequest, JoinResult, Phase, SyncResult
+from headrace.connectors.broker.storage import StorageError
 from headrace.connectors.broker.wire import Body, Writer
 
 _NO_OPERATIONS = -(2**31)
@@ -160,11 +161,13 @@ def delete_groups(call: Call) -> Body:
 
 
 def _delete(call: Call, name: str) -> Code:
+    group, offsets = call.broker.groups.get(name), call.broker.offsets
+    if group is not None and group.members:
+        return Code.NON_EMPTY_GROUP
+    had_offsets = bool(offsets.of(name))
     try:
-        existed = call.broker.groups.delete(name)
-    except BrokerError as error:
-        return error.code
-    if call.broker.offsets.of(name):
-        call.broker.offsets.forget_group(name)
-        existed = True
-    return Code.NONE if existed else Code.GROUP_ID_NOT_FOUND
+        if had_offsets:
+            offsets.forget_group(name)
+    except StorageError:
+        return Code.COORDINATOR_NOT_AVAILABLE
+    return Code.NONE if call.broker.groups.delete(name) or had_offsets else Code.GROUP_ID_NOT_FOUND

@@ -146,7 +146,10 @@ def offset_delete(call: Call) -> Body:
     elif group is None and not broker.offsets.of(name):
         code = Code.GROUP_ID_NOT_FOUND
     else:
-        broker.offsets.forget(name, [(topic, p) for topic, partitions in asked for p in partitions])
+        try:
+            broker.offsets.forget(name, [(topic, p) for topic, partitions in asked for p in partitions])
+        except StorageError:
+            code = Code.COORDINATOR_NOT_AVAILABLE
     out = call.writer()
     out.int16(code)
     out.int32(0)
