@@ -23,10 +23,11 @@ from headrace.pipeline.launch.parts import Part, Rollback, parts_of
 from headrace.pipeline.launch.prepare import create_topics, warm_start
 from headrace.pipeline.launch.supervisor import Supervisor
 from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
+from headrace.pipeline.run_records import read_records
 from headrace.schemas.codec import to_plain
 from headrace.schemas.config import RunConfig, dump_config
-from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import EvalResult, Step
+from headrace.schemas.errors import ConfigurationError, HeadraceError
+from headrace.schemas.records import EvalResult, RunEnd, Step
 
 __all__ = ("Launcher", "NothingUsable", "Stalled")
 
@@ -103,6 +104,9 @@ class Launcher:
         if self._stop.is_set():
             return self._ended("interrupted")
         create_topics(self.config, connection, resume=self._resume)
+        if self._resume and self._has_ended(connection):
+            write_report(self.folder, connection)
+            return self._ended("finished")
         for part in parts_of(self.config, self.folder.config, bootstrap, rollback=self._rollback):
             self._supervisor.start(part)
         self._bootstrap = bootstrap
@@ -117,6 +121,15 @@ class Launcher:
                 self._display.note(f"{self.folder.sessions_file} cannot be written: {error}")
             write_report(self.folder, connection)
         return self._outcome
+
+    def _has_ended(self, connection: Connection) -> bool:
+        """Say so when the run's end mark stands: there is nothing to go on with."""
+        if not any(isinstance(record, RunEnd) for _, record in read_records(connection, "run")):
+            return False
+        if self._rollback is not None:
+            raise ConfigurationError(f"--from is refused: run {self.config.run.id} has finished")
+        self._display.note(f"run {self.config.run.id} has finished: nothing is left to go on with")
+        return True
 
     def _watch(self, connection: Connection) -> str:
         metrics = _MetricsLog(self.folder.metrics)

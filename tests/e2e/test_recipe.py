@@ -164,8 +164,10 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(runner: Runner) -> None:
 
 def _goes_on_with_a_finished_run(runner: Runner) -> None:
     """Resuming a run that has ended starts nothing new and ends well."""
-    ended(runner.start(str(runner.run("whole")), "--resume"))
+    text = ended(runner.start(str(runner.run("whole")), "--resume"))
+    assert "run whole has finished: nothing is left to go on with" in text and "rollout-0" not in text
     assert reported(runner.run("whole"))["versions"] == 6
+    assert "--from is refused" in ended(runner.start(str(runner.run("whole")), "--resume", "--from", "2"), 78)
 
 
 def _traces_a_trained_prompt(folder: Path) -> None:
