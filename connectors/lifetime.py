@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from headrace.schemas.errors import (
 )
 
 __all__ = ("StopSignal", "exit_with")
+
+_ORPHAN_SECONDS = 4.0
+"""Time that a part has to end in order once its launcher is gone, and the broker with it (protocol 10: 5 s in all)."""
 
 
 class StopSignal:
@@ -75,6 +79,10 @@ class StopSignal:
         while os.read(0, 4096):
             pass
         self.set("the launcher's pipe closed")
+        time.sleep(_ORPHAN_SECONDS)
+        sys.stderr.write(f"ended {_ORPHAN_SECONDS:g} s after the launcher: something was still waited for\n")
+        sys.stderr.flush()
+        os._exit(EXIT_FAILURE)
 
 
 def exit_with(main: Callable[[], int | None]) -> int:

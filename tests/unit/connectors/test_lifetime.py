@@ -42,6 +42,22 @@ def test_a_process_that_is_loading_ends_with_its_launcher() -> None:
     assert process.wait(10) == 0
 
 
+def test_a_process_that_waits_for_something_outlives_its_launcher_by_five_seconds_at_most() -> None:
+    code = (
+        "import time; from headrace.connectors.lifetime import StopSignal\n"
+        "StopSignal().listen(with_parent=True); print('waiting', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.stdin.close()
+    process.stdin = None
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 1 and "after the launcher" in errors
+
+
 def test_afterwards_a_request_is_only_noted() -> None:
     stop = StopSignal()
     with stop.at_once():
