@@ -3,10 +3,24 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trainer_feed import make_items
 
+from headrace.connectors.plugins import installed, load
 from headrace.trainers.advantages.advantage import GroupRewards
-from headrace.trainers.batching import count_rows, dummy, pack, rows_of, split_updates
+from headrace.trainers.batching import MicroBatch, Row, count_rows, dummy, pack, rows_of, split_updates
+from headrace.trainers.losses.aggregation import MODES, Denominators, Mode, aggregate
+from headrace.trainers.losses.loss import Loss, Streams, configured
+
+PER_MICRO_BATCH = {"m2po"}
+"""Losses that say that they look at a micro-batch as a whole."""
+LOSSES = {
+    name: configured(load("headrace.losses", name), {}, "trainer.loss_options")
+    for name in sorted(set(installed("headrace.losses")) - PER_MICRO_BATCH)
+}
 
 
 def rewards(group: GroupRewards) -> list[float]:
@@ -79,3 +93,103 @@ def test_a_dummy_trains_nothing() -> None:
     assert not dummy().mask.any()
     assert count_rows([]) == {"tokens": 0.0, "sequences": 0.0}
     assert count_rows(rows_of(ITEMS, rewards))["sequences"] == len(ITEMS)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12)
+
+
+def made_rows(lengths: list[tuple[int, int]]) -> list[Row]:
+    """Rows of (length, trained tokens at the end) in groups of two."""
+    rng = np.random.default_rng(len(lengths))
+    rows = []
+    for at, (length, trained) in enumerate(lengths):
+        mask = np.zeros(length, bool)
+        mask[max(1, length - trained) :] = True
+        rows.append(
+            Row(
+                group=(at // 2, 0),
+                tokens=rng.integers(0, 20, length).astype(np.int32),
+                behave=rng.normal(-1, 0.3, length).astype(np.float32),
+                mask=mask,
+                versions=np.where(mask, 3, -1).astype(np.int32),
+                advantage=float(rng.normal()),
+                reward=float(at % 2),
+            )
+        )
+    return rows
+
+
+def new_logprobs(micro: MicroBatch) -> torch.Tensor:
+    """What a model gives that looks at each row alone: depends on tokens and places, not on neighbours or padding."""
+    places = torch.arange(micro.tokens.shape[1], dtype=torch.float64)
+    return -1.0 - 0.03 * micro.tokens.double() - 0.01 * places
+
+
+def total_loss(rows: list[Row], budget: int, loss: Loss, mode: Mode) -> float:
+    counts = count_rows(rows)
+    fixed = Denominators(tokens=int(counts["tokens"]), sequences=int(counts["sequences"]), constant=12)
+    total = 0.0
+    for micro in pack(rows, budget):
+        new = new_logprobs(micro)
+        streams = Streams(
+            new=new, prox=new - 0.1, behave=micro.behave.double(), advantages=micro.advantages.double(),
+            mask=micro.mask, ref=new + 0.2, rewards=micro.rewards.double(),
+        )  # fmt: skip
+        total += float(aggregate(loss(streams).loss, micro.mask, mode, fixed))
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=LENGTHS, budget=st.integers(1, 60), mode=st.sampled_from(MODES), name=st.sampled_from(sorted(LOSSES)))
+def test_a_loss_does_not_depend_on_how_a_batch_is_packed(
+    lengths: list[tuple[int, int]], budget: int, mode: Mode, name: str
+) -> None:
+    rows = made_rows(lengths)
+    alone, packed, whole = (total_loss(rows, b, LOSSES[name], mode) for b in (1, budget, 1000))
+    assert packed == pytest.approx(alone, abs=1e-9)
+    assert whole == pytest.approx(alone, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=LENGTHS, budget=st.integers(1, 60))
+def test_packing_keeps_the_budget_wastes_little_and_loses_no_row(lengths: list[tuple[int, int]], budget: int) -> None:
+    rows = made_rows(lengths)
+    micros = pack(rows, budget)
+    assert sorted(i for micro in micros for i in micro.rows) == list(range(len(rows)))
+    for micro in micros:
+        assert len(micro.rows) == 1 or len(micro.rows) * max(len(rows[i].tokens) for i in micro.rows) <= budget
+        assert int(micro.mask.sum()) == sum(rows[i].trained for i in micro.rows)
+        assert micro.tokens.shape[1] == max(2, *(len(rows[i].tokens) for i in micro.rows))
+    longest = [max(len(rows[i].tokens) for i in micro.rows) for micro in micros]
+    assert longest == sorted(longest), "rows of similar length go together"
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.lists(st.integers(1, 4), min_size=1, max_size=9), updates=st.integers(1, 12), ranks=st.integers(1, 3))
+def test_every_rank_splits_a_batch_into_the_same_groups(groups: list[int], updates: int, ranks: int) -> None:
+    keys = [(number, 0) for number, size in enumerate(groups) for _ in range(size)]
+    rows = [replace(row, group=key) for row, key in zip(made_rows([(3, 2)] * len(keys)), keys, strict=True)]
+    part_of: dict[tuple[int, int], set[int]] = {}
+    seen = 0
+    for rank in range(ranks):
+        mine = [row for row in rows if row.group[0] % ranks == rank]
+        parts = split_updates(mine, updates, set(keys))
+        assert len(parts) == updates
+        for number, part in enumerate(parts):
+            seen += len(part)
+            for row in part:
+                part_of.setdefault(row.group, set()).add(number)
+    assert seen == len(rows)
+    assert all(len(numbers) == 1 for numbers in part_of.values()), "whole groups, whatever rank they are on"
+    sizes = [sum(1 for numbers in part_of.values() if number in numbers) for number in range(updates)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_moving_to_the_device_it_is_on_copies_nothing() -> None:
+    (micro,) = pack(made_rows([(4, 2)]), 100)
+    assert micro.to(torch.device("cpu")) is micro
+    moved = micro.to(torch.device("meta"))
+    assert moved.rows == micro.rows and moved.tokens.device.type == "meta"
+    assert {t.device.type for t in (moved.behave, moved.mask, moved.versions, moved.advantages, moved.rewards)} == {
+        "meta"
+    }
