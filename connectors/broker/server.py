@@ -7,8 +7,10 @@ compaction what is left. asyncio was left out: it has no way to send part of a f
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
+import stat
 import struct
 import sys
 import time
@@ -29,6 +31,19 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 def clocks() -> Times:
     """The time now."""
     return Times(time.monotonic(), time.time_ns() // 1_000_000)
+
+
+def _parent_gone(parent: int) -> bool:
+    """Whether the process that started this one has ended; its pipe tells even when it ended before `parent` was asked
+    for.
+    """
+    if os.getppid() != parent:
+        return True
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(0).st_mode)
+    except OSError:
+        return False
+    return is_pipe and bool(select.select([0], [], [], 0)[0]) and not os.read(0, 1 << 12)
 
 
 class Server:
@@ -75,7 +90,7 @@ class Server:
                 next_tick = times.now + _TICK
                 broker.tick(times)
                 broker.waiting.answer_marked()
-                self._stopping = self._stopping or (self._parent is not None and os.getppid() != self._parent)
+                self._stopping = self._stopping or (self._parent is not None and _parent_gone(self._parent))
                 self._housekeep(times.now)
             while self._resumed:
                 self._guarded(self._resumed.pop(), 0, scratch)

@@ -119,6 +119,14 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     raise AssertionError(f"process {child} outlived its parent")
 
 
+def test_it_ends_when_its_pipe_closed_before_it_could_ask_for_its_parent(start: Start, tmp_path: Path) -> None:
+    command = [*COMMAND, "--data", str(tmp_path), "--port", "0", "--exit-with-parent"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
 def test_garbage_ends_the_connection_and_not_the_broker(start: Start) -> None:
     process = start()
     _, port = _ready(process)
