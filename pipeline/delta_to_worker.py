@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from headrace.connectors.stores.chain import Chain, MissingLink, NothingCommitted
+from headrace.connectors.stores.chain import Chain, Hop, MissingLink, NothingCommitted
 from headrace.connectors.stores.image import Image, apply_hop, load_image
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
@@ -156,16 +156,25 @@ def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedV
         problems: list[str] = []
         found: Image | None = None
         for hop in chain.ways_to(link, floor):
-            # Without a verified parent a delta says nothing about a version that has a full.
-            if hop.way == "delta" and image is None and link.manifest.full:
+            try:
+                base = _parent(chain, hop, image)
+            except (DeltaCorrupt, MissingLink, NoSuchKey) as error:
+                # Without a verified parent a delta says nothing about a version that has a full.
+                if not link.manifest.full:
+                    problems.append(f"{hop}: its parent cannot be rebuilt: {error}")
                 continue
             try:
-                base = load_image(chain, hop.parent) if hop.way == "merged" else image if hop.parent >= 0 else None
-                if hop.parent >= 0 and base is None:
-                    raise MissingLink(f"its parent {hop.parent} could not be rebuilt")
                 found = apply_hop(chain, hop, base)
                 ways.append(hop.way)
             except (DeltaCorrupt, MissingLink, NoSuchKey) as error:
                 problems.append(f"{hop}: {error}")
         image = found
         yield CheckedVersion(version, committed, tuple(ways), "; ".join(problems))
+
+
+def _parent(chain: Chain, hop: Hop, near: Image | None) -> Image | None:
+    """What a hop builds on: ``near`` where it is that; a version before may also belong to another branch."""
+    if hop.parent < 0 or (near is not None and (near.version, near.link.sha256) == (hop.parent, hop.parent_sha256)):
+        return near if hop.parent >= 0 else None
+    chain.link(hop.parent, hop.parent_sha256)
+    return load_image(chain, hop.parent)

@@ -804,3 +804,20 @@ def test_the_chain_verifies_and_damage_is_named(tmp_path: Path) -> None:
     assert "damaged" in checked[4].problem
     assert key in checked[4].problem
     assert [one.ways for one in checked[5:]] == [(), ("full",), ("delta",)]
+
+
+def test_a_branch_that_nobody_continued_is_no_problem_of_the_chain(run: Run) -> None:
+    """A late writer commits version 1 on version 0; the chain goes on from 0 to 2, past it."""
+    first = run.advance(run.publisher())
+    late, going_on = run.publisher(), run.publisher()
+    run.truth[1], run.truth[2] = stepped(run.truth[0], run.rng), stepped(run.truth[0], run.rng)
+    late.publish(run.truth[1], version=1, lineage=0, batch=1, parent=first)
+    second = going_on.publish(run.truth[2], version=2, lineage=1, batch=1, parent=first)
+    run.truth[3] = stepped(run.truth[2], run.rng)
+    going_on.publish(run.truth[3], version=3, lineage=1, batch=2, parent=second)
+    checked = verify_chain(run.store, "first", "main")
+    assert [(one.version, one.problem) for one in checked] == [(n, "") for n in range(4)]
+    reader = run.reader()
+    for version in (1, 3, 2, 0):
+        reader.fetch(version)
+        assert run.correct(reader)
