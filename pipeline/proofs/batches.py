@@ -30,7 +30,8 @@ class Lineage:
     """The final lineage of a policy: its steps by batch, and what was wrong on the way."""
 
     number: int = 0
-    steps: dict[int, Step] = field(default_factory=dict)
+    steps: dict[int, Step | Resumed] = field(default_factory=dict)
+    """By batch; a Resumed stands for the Step of its batch where a trainer died before it could write that."""
     breaches: list[str] = field(default_factory=list)
     dropped: int = 0
     """Steps that a rollback left behind."""
@@ -46,7 +47,9 @@ def final_lineage(steps: Sequence[object]) -> Lineage:
                 del line.steps[batch]
             line.dropped += len(gone)
             line.number = record.lineage
-        elif isinstance(record, Step):
+        elif isinstance(record, Resumed) and record.batch <= max(line.steps, default=0):
+            continue
+        elif isinstance(record, Step | Resumed):
             if record.lineage != line.number:
                 line.breaches.append(f"version {record.version} is of lineage {record.lineage}, not {line.number}")
             if record.batch in line.steps:

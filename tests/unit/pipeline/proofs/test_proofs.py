@@ -218,6 +218,24 @@ def test_a_rollback_cuts_the_lineage_and_its_batches_are_trained_again() -> None
     assert once.count == 8 and "1 steps lie before a rollback" in once.note
 
 
+def test_a_resumed_stands_for_the_step_of_its_base_when_a_trainer_died_before_writing_it() -> None:
+    facts = whole_run()
+    back = Rollback(policy=0, lineage=1, base_lineage=0, base_batch=2, base_version=2)
+    facts.steps[0] = [step(1, 1), back, Resumed(policy=0, lineage=1, batch=2, version=3)]
+    facts.checkpoints[0] = [CheckpointFact(lineage=0, batch=2, version=2, place="c")]
+    assert broken(facts) == {}
+    facts.steps[0] = [back, Resumed(policy=0, lineage=1, batch=2, version=3)]
+    assert "batch 2 is trained after batch 0" in broken(facts)[ONCE].breaches[0]
+
+
+@pytest.mark.parametrize("lineage", [0, 2])
+def test_a_resumed_of_another_lineage_than_its_rollbacks_is_seen(lineage: int) -> None:
+    facts = whole_run()
+    back = Rollback(policy=0, lineage=1, base_lineage=0, base_batch=2, base_version=2)
+    facts.steps[0] = [step(1, 1), back, Resumed(policy=0, lineage=lineage, batch=2, version=3)]
+    assert f"version 3 is of lineage {lineage}, not 1" in broken(facts)[ONCE].breaches[0]
+
+
 def test_a_composed_batch_that_the_end_closed_is_not_lost() -> None:
     facts = whole_run()
     facts.steps[0].pop()
