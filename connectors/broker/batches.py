@@ -179,8 +179,8 @@ def records(content: bytes, header: Header) -> Iterator[Record]:
 def rebuilt(header: Header, kept: Iterable[Record]) -> bytearray:
     """The batch with only the `kept` records: same offsets, times and producer, compressed as it was.
 
-    The last offset stays that of the old header, so that offsets a reader may hold stay inside the batch. `kept` must
-    not be empty, and the codec must be one that `inflated` reads.
+    The last offset stays that of the old header, so that offsets a reader may hold stay inside the batch. The codec
+    must be one that `inflated` reads; a batch without records is not compressed and keeps its largest timestamp.
     """
     content = bytearray()
     count = 0
@@ -192,6 +192,8 @@ def rebuilt(header: Header, kept: Iterable[Record]) -> bytearray:
         content += b"\0" + timestamp + offset + record.body
         newest = max(newest, record.timestamp)
         count += 1
+    if not count:
+        return _seal(header._replace(attributes=header.attributes & ~_COMPRESSION, record_count=0), b"")
     packed = bytes(content)
     if header.codec == _GZIP:
         compressor = zlib.compressobj(wbits=31)

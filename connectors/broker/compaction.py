@@ -3,7 +3,8 @@
 In: a log whose settings compact. Out: its sealed segments rewritten without superseded records, aborted data, commit
 markers, and, `delete.retention.ms` after compaction first passed them, without tombstones and abort markers. Offsets
 never change, the active segment and anything at or above the last stable offset are left alone, and a rewritten
-segment replaces its predecessors in one rename, so a kill at any point leaves one of the two.
+segment replaces its predecessors in one rename, so a kill at any point leaves one of the two. The newest batch of each
+producer stays, without records if need be: its sequence number is what the producer's next batch is checked against.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from headrace.connectors.broker.segment import Segment, file_name
 from headrace.connectors.broker.topics import Cleanings
 
 _TEMPORARY = "compaction.tmp"
+_PRODUCER_MS = 86_400_000
+"""Age at which the sequence number of a silent producer is forgotten (Kafka's producer.id.expiration.ms)."""
 
 
 def cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
@@ -126,18 +129,21 @@ class Compaction:
             if not batches.marker_commits(batch) and header.base_offset >= self._settled_below:
                 output.append(batch, header)
             return
-        if self._is_aborted(header):
-            return
-        records = _readable(batch, header)
+        records = [] if self._is_aborted(header) else _readable(batch, header)
         if records is None:
             output.append(batch, header)
             return
         kept = [record for record in records if self._survives(record)]
-        if len(kept) == header.record_count:
+        if kept and len(kept) == header.record_count:
             output.append(batch, header)
-        elif kept:
+        elif kept or self._holds_sequence(header):
             rebuilt = batches.rebuilt(header, kept)
             output.append(rebuilt, batches.read_header(rebuilt))
+
+    def _holds_sequence(self, header: Header) -> bool:
+        """Whether a batch is the newest of a producer that may still write."""
+        newest = self._log.producers.newest_batch(header.producer_id)
+        return newest == header.base_offset and self._now_ms - header.max_timestamp <= _PRODUCER_MS
 
     def _survives(self, record: batches.Record) -> bool:
         if record.key is None:

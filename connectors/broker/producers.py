@@ -76,6 +76,11 @@ class ProducerStates:
         if not header.is_control:
             producer.batches.append(Appended(header.base_sequence, _last_sequence(header), base_offset))
 
+    def newest_batch(self, producer_id: int) -> int | None:
+        """The base offset of a producer's newest batch, None when none of its epoch is known."""
+        producer = self._producers.get(producer_id)
+        return producer.batches[-1].base_offset if producer is not None and producer.batches else None
+
 
 def _last_sequence(header: Header) -> int:
     return (header.base_sequence + header.last_delta) % _SEQUENCES

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.connectors.broker import batches
+from headrace.connectors.broker.codes import BrokerError, Code
 from headrace.connectors.broker.compaction import Compaction, urgency
 from headrace.connectors.broker.log import PartitionLog
 from headrace.connectors.broker.settings import TopicSettings
@@ -200,3 +201,48 @@ def test_the_lag_makes_a_pass_due_whatever_the_share(memory: MemoryStorage, sett
         log.append(batch([(b"a", b"1")] * 3), 0)
     assert urgency(log, 1500) == 0.0
     assert urgency(log, 2500) == 1.0
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4])
+def test_a_producer_goes_on_after_its_records_were_superseded_and_the_broker_started_again(
+    memory: MemoryStorage, settings: Make, batch: Build, codec: int
+) -> None:
+    """A batch without records keeps the sequence number; a repeat of it is still recognised, a gap still refused."""
+    log = PartitionLog(memory, "t/0", settings(cleanup_policy="compact", segment_bytes=200))
+    for sequence in range(3):
+        log.append(batch([(b"a", b"%d" % sequence)], 7, 0, sequence, codec=codec), 0)
+    for _ in range(6):
+        log.append(batch([(b"a", b"x" * 40)]), 0)
+    _compact(log, [], 1000)
+    assert {offset for offset, _, _ in _rows(log)}.isdisjoint(range(3))
+    for current in (log, PartitionLog(memory, "t/0", log.settings)):
+        assert current.append(batch([(b"a", b"2")], 7, 0, 2, codec=codec), 0) == 2
+        with pytest.raises(BrokerError) as caught:
+            current.append(batch([(b"a", b"4")], 7, 0, 4), 0)
+        assert caught.value.code is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    again = PartitionLog(memory, "t/0", log.settings)
+    assert again.append(batch([(b"a", b"3")], 7, 0, 3), 0) == again.end - 1
+    headers = [batches.read_header(s.batch(i)) for s in again.segments for i in range(len(s))]
+    assert [h.base_sequence for h in headers if h.record_count == 0] == [2], "one batch of the producer, not all"
+    _compact(again, [], 1000)
+    assert all(
+        h.record_count for s in again.segments[:-1] for i in range(len(s)) if (h := batches.read_header(s.batch(i)))
+    )
+
+
+def test_an_aborted_producer_keeps_its_sequence_and_a_silent_one_is_forgotten_after_a_day(
+    memory: MemoryStorage, settings: Make, batch: Build
+) -> None:
+    log = PartitionLog(memory, "t/0", settings(cleanup_policy="compact", segment_bytes=200))
+    log.append(batch([(b"a", b"1")] * 2, 7, 0, 0, True), 0)
+    log.append_marker(7, 0, False, 0)
+    for _ in range(4):
+        log.append(batch([(b"tick", b"x" * 60)]), 0)
+    _compact(log, [], 1000)
+    again = PartitionLog(memory, "t/0", log.settings)
+    assert again.last_stable_offset == again.end
+    assert {key for _, key, _ in _rows(again)} == {b"tick"}
+    assert again.append(batch([(b"a", b"1")] * 2, 7, 0, 0, True), 0) == 0, "a repeat"
+    _compact(again, [], 90_000_000)
+    sealed = [batches.read_header(s.batch(i)) for s in again.segments[:-1] for i in range(len(s))]
+    assert all(header.record_count for header in sealed)
