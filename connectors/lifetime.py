@@ -25,7 +25,7 @@ from headrace.schemas.errors import (
 
 __all__ = ("StopSignal", "exit_with")
 
-_ORPHAN_SECONDS = 4.0
+_ORPHAN_SECONDS = 3.0
 """Time that a part has to end in order once its launcher is gone, and the broker with it (protocol 10: 5 s in all)."""
 
 
