@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("GROUPS", "installed", "load")
+__all__ = ("GROUPS", "find", "installed", "load")
 
 GROUPS = tuple(
     f"headrace.{kind}"
@@ -40,13 +40,11 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return dict(sorted(found.items()))
 
 
-def load(group: str, name: str) -> Any:
-    """The object behind ``name`` in ``group``, or behind ``module:attribute``.
+def find(group: str, name: str) -> EntryPoint:
+    """The entry point behind ``name`` in ``group``; nothing is imported.
 
-    Raises ConfigurationError when there is none of that name, two distributions claim it, or its import fails.
+    Raises ConfigurationError when there is none of that name, or two distributions claim it.
     """
-    if ":" in name:
-        return _resolve(f"{group} {name!r}", name)
     entries = [entry for entry in _entries(_checked(group), tuple(sys.path)) if entry.name == name]
     targets = {entry.value for entry in entries}
     if not entries:
@@ -57,7 +55,17 @@ def load(group: str, name: str) -> Any:
     if len(targets) > 1:
         claims = " and ".join(sorted(f"{_distribution(entry)} ({entry.value})" for entry in entries))
         raise ConfigurationError(f"{group} {name!r} is declared by {claims}; uninstall one or name module:attribute")
-    entry = entries[0]
+    return entries[0]
+
+
+def load(group: str, name: str) -> Any:
+    """The object behind ``name`` in ``group``, or behind ``module:attribute``.
+
+    Raises ConfigurationError when there is none of that name, two distributions claim it, or its import fails.
+    """
+    if ":" in name:
+        return _resolve(f"{group} {name!r}", name)
+    entry = find(group, name)
     return _resolve(
         f"{group} {name!r} (entry point {entry.value!r} of distribution {_distribution(entry)})", entry.value
     )

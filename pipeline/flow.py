@@ -79,6 +79,13 @@ def validate(config: RunConfig) -> None:
             choices = ", ".join(("any", "all", *config.policies))
             raise ConfigurationError(f"streams.{name}.pacing is {section.pacing!r}: it must be one of {choices}")
     scored_streams(config)
+    named = [("headrace.engines", config.rollout.engine)]
+    for name in config.policies:
+        trainer = config.trainer_of(name)
+        named += [("headrace.losses", trainer.loss), ("headrace.advantages", trainer.advantage)]
+    for group, name in named:
+        if ":" not in name:  # found by name only: to import one would import torch
+            plugins.find(group, name)
 
 
 def describe(config: RunConfig | None = None) -> str:

@@ -94,8 +94,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns of text, as wide as their widest cell; numbers stand at the right."""
-    cells = [list(map(str, row)) for row in rows]
+    """Columns of text, as wide as their widest cell; numbers stand at the right, a cell's lines on one."""
+    cells = [[" ".join(str(cell).splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     for line in (list(header), *cells):

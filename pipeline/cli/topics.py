@@ -11,6 +11,7 @@ import typer
 
 from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
 from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, abbreviated, reading, record_lines
+from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka import Connection, RawRecord
@@ -113,6 +114,8 @@ def _records(connection: "Connection", topic: str, offset: int, partition: int) 
     """Records in the order of their times; each partition is read on its own, so that none hides another's."""
     end = connection.end_offsets(topic)
     wanted = [p for p in sorted(end) if partition in (-1, p)]
+    if not wanted:
+        raise ConfigurationError(f"{topic} has the partitions 0 to {len(end) - 1}, not {partition}")
     starts = {p: max(0, end[p] + offset) if offset < 0 else offset for p in wanted}
     streams = [connection.read_topic(topic, {p: starts[p]}) for p in wanted if starts[p] < end[p]]
     return heapq.merge(*streams, key=lambda raw: raw.timestamp_ms)
