@@ -74,7 +74,11 @@ class LocalStore:
             if self._durable:
                 _sync_folders(target.parent, there)
         except FileExistsError as error:
+            if target.is_dir() or not target.parent.is_dir():
+                raise self._colliding(key) from error
             raise AlreadyExists(f"{self.url}: object {key} exists; a create-only put lost") from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise self._colliding(key) from error
         except OSError as error:
             raise self._explained(error, key, "write") from error
         finally:
@@ -117,6 +121,8 @@ class LocalStore:
         """Remove an object (see ``ObjectStore.delete``)."""
         try:
             self._path(key).unlink(missing_ok=True)
+        except (IsADirectoryError, NotADirectoryError):
+            return
         except OSError as error:
             raise self._explained(error, key, "delete") from error
 
@@ -150,12 +156,16 @@ class LocalStore:
             elif key.startswith(prefix) and key > start_after:
                 yield key
 
+    def _colliding(self, key: str) -> UnsafeKey:
+        return UnsafeKey(
+            f"{self.url}: cannot write {key}: an object has the name of a folder, or a folder that of the object; "
+            "choose another key"
+        )
+
     def _explained(self, error: OSError, key: str, verb: str) -> StoreError:
         where = f"{self.url}: cannot {verb} {key}: {error.strerror}"
-        if error.errno in (errno.ENOENT, errno.EISDIR):
+        if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
             return NoSuchKey(f"{self.url}: no object {key}")
-        if error.errno == errno.ENOTDIR:
-            return UnsafeKey(f"{where}; an object has the name of a folder in this key, choose another key")
         if error.errno in _PERSON:
             return StoreRefused(f"{where}; check owner and mount, a local store needs write access and hard links")
         if error.errno == errno.ENOSPC:
