@@ -61,6 +61,14 @@ class PolicyTally:
     """Times at which groups failed since the last usable one."""
     last_failure: str = ""
     pending_rewards: list[float] = field(default_factory=list)
+    _evaluated: set[tuple[int, str, int]] = field(default_factory=set)
+
+    def evaluated(self, result: EvalResult) -> None:
+        """Take an evaluated sample; of several attempts at one the first counts (protocol 5)."""
+        key = (result.version, result.prompt_id, result.replica)
+        if key not in self._evaluated:
+            self._evaluated.add(key)
+            self.evals[result.version].append(result)
 
     def recent_reward(self) -> float | None:
         """Mean raw reward of the newest groups: those since the last version, or of the last version."""
@@ -109,7 +117,7 @@ class Tally:
                 self.workers[record.worker] = record
             case EvalResult():
                 if not record.error:
-                    self.policies[record.policy].evals[record.version].append(record)
+                    self.policies[record.policy].evaluated(record)
             case Manifest():
                 self.policies[record.policy].manifests.setdefault(record.batch, record)
             case Step():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from run_facts import closed, opened, step, whole_run
 
 from headrace.pipeline.progress import figures_of, line_of, waits_for
 from headrace.pipeline.tally import Tally
 from headrace.schemas.config import PolicyConfig, RunConfig, StreamConfig, TrainerConfig
 from headrace.schemas.parts import HeldTask, HostedPolicy
-from headrace.schemas.records import Closed, Demand, EvalResult, Kept, Record, Rollback, Stop, Trained
+from headrace.schemas.records import Batched, Closed, Demand, EvalResult, Kept, Record, Rollback, Stop, Trained
 
 CONFIG = RunConfig(
     policies={"main": PolicyConfig(model="m")}, streams={"main": StreamConfig(dataset="d")},
@@ -70,8 +74,56 @@ def test_rewards_gather_between_trained_records_and_count_filtered_groups() -> N
 
 
 def test_accuracy_is_a_mean_over_the_samples_of_a_version() -> None:
-    tally = tally_of(result(0, 0.0), result(0, 1.0), result(25, 1.0), result(25, 0.0, error="engine died"))
+    tally = tally_of(result(0, 0.0), result(0, 1.0, "q"), result(25, 0.0, error="engine died"), result(25, 1.0))
     assert tally.policies[0].accuracies() == [(0, 0.5, 2), (25, 1.0, 1)]
+
+
+def test_of_several_attempts_at_one_sample_the_first_result_counts() -> None:
+    again = replace(result(0, 1.0), replica=1)
+    tally = tally_of(result(0, 0.0), result(0, 1.0), again, result(1, 1.0), result(0, 1.0, "q"))
+    assert tally.policies[0].accuracies() == [(0, pytest.approx(2 / 3), 3), (1, 1.0, 1)]
+
+
+def trained(batch: int) -> Trained:
+    return Trained(policy=0, batch=batch, version=batch, first=True)
+
+
+LIFE = [opened(1), Kept(policy=0, group=1, raw_mean=0.5), Batched(policy=0, batch=1, groups=[1]), trained(1)]
+"""A credit from its opening to its end."""
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("reason", ["stale", "evicted", "end", "failed"])
+def test_a_closing_record_ends_a_credit_at_any_time_of_its_life_and_no_later(at: int, reason: str) -> None:
+    policy = tally_of(*LIFE[:at], closed(1, reason), *LIFE[at:]).policies[0]
+    assert (policy.trained, dict(policy.closed)) == ((1, {}) if at == 4 else (0, {reason: 1}))
+    assert not policy.rolling and not policy.kept and not policy.batched
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    records=st.lists(
+        st.tuples(st.sampled_from(["open", "keep", "close", "batch", "train"]), st.integers(0, 4)), max_size=40
+    )
+)
+def test_every_opened_credit_is_somewhere_whatever_the_ledger_says(records: list[tuple[str, int]]) -> None:
+    tally, seen = Tally(), set()
+    for kind, number in records:
+        if kind == "open" and number not in seen:
+            seen.add(number)
+            tally.fold(opened(number))
+        elif kind == "keep":
+            tally.fold(Kept(policy=0, group=number))
+        elif kind == "close":
+            tally.fold(closed(number, "stale"))
+        elif kind == "batch":
+            tally.fold(Batched(policy=0, batch=number, groups=[number, number + 1]))
+        elif kind == "train":
+            tally.fold(trained(number))
+        policy = tally.policies[0]
+        held = len(policy.rolling) + len(policy.kept) + len(policy.batched)
+        assert held + policy.trained + policy.closed.total() == policy.opened == len(seen)
+        assert all(batch > number for batch in policy.batched.values()) if kind == "train" else True
 
 
 def test_rollbacks_are_counted_by_time() -> None:
