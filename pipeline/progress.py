@@ -3,6 +3,7 @@
 In: a Tally, the state of the processes, the clock; out: text. The follower reads the small topics while they grow.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Follower:
         self._consumer.assign(places)
         self.rollouts_per_second = 0.0
         self._counted_at = 0.0
+        self._counting: threading.Thread | None = None
 
     def poll(self, seconds: float) -> None:
         """Fold what has come, waiting up to ``seconds`` for the first record."""
@@ -53,16 +55,22 @@ class Follower:
             message = self._consumer.poll(0)
 
     def count(self, every_seconds: float) -> None:
-        """Ask for the number of trajectories, at most every so many seconds."""
-        now = time.monotonic()
-        since = now - self._counted_at
-        if since < every_seconds:
-            return
-        before = self.rollouts
+        """Ask for the number of trajectories, at most every so many seconds; never waits for the answer.
+
+        Without a broker an answer takes many seconds, and the caller is who starts the broker again.
+        """
+        asking = self._counting is not None and self._counting.is_alive()
+        if not asking and time.monotonic() - self._counted_at >= every_seconds:
+            self._counting = threading.Thread(target=self._count, name="count", daemon=True)
+            self._counting.start()
+
+    def _count(self) -> None:
+        before, since = self.rollouts, time.monotonic() - self._counted_at
         try:
             self.rollouts = sum(self._connection.end_offsets("trajectories", committed=False).values())
         except HeadraceError:
             return  # the broker is away for a moment; the figures stay as they were
+        now = time.monotonic()
         if self._counted_at:
             self.rollouts_per_second += 0.5 * ((self.rollouts - before) / since - self.rollouts_per_second)
         self._counted_at = now

@@ -7,6 +7,7 @@ It guarantees that no process of the run outlives it, whichever way it ends.
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ __all__ = ("Launcher", "NothingUsable", "Stalled")
 ALARM_SECONDS = 30.0
 """Time without progress after which the launcher says what the run waits for."""
 _GRACE_SECONDS = 20.0
+_FULL_BYTES = 8 << 20
+"""With less free space than this the run folder's disk is named as the reason of a standstill."""
 _SOURCE_GRACE_SECONDS = 5.0
 _EARLY_SECONDS = 3.0
 """Time after which a part that ended well is missed, unless the run's end mark has been read by then."""
@@ -210,6 +213,9 @@ class Launcher:
             troubled=self._supervisor.troubled(),
             running=left,
         )
+        free = shutil.disk_usage(self.folder.path).free
+        if free < _FULL_BYTES:
+            reason = f"the disk of {self.folder.path} is full ({free} bytes free): make room; {reason}"
         if not alarmed:
             self._display.note(f"nothing has moved for {still:.0f} s: {reason}")
         if still > self.config.run.patience_seconds:
