@@ -398,23 +398,32 @@ def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     """
     data: dict[str, Any] = {}
     for file in files:
-        try:
-            text = Path(file).read_text("utf-8")
-            _merge(data, json.loads(text) if str(file).endswith(".json") else tomllib.loads(text))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is not TOML: {error}") from error
+        _merge(data, _sections(file))
     for override in overrides:
         _override(data, override)
     return _validated(data, " ".join(map(str, files)))
+
+
+def _sections(file: str | Path) -> dict[str, Any]:
+    """What a TOML file, or a JSON file of the same shape, holds."""
+    kind = "JSON" if str(file).endswith(".json") else "TOML"
+    try:
+        text = Path(file).read_text("utf-8")
+        data: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not {kind}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{file} holds a {type(data).__name__}, not sections with keys")
+    return data
 
 
 def read_config(path: str | Path) -> RunConfig:
     """The resolved configuration that ``dump_config`` wrote. Raises ConfigurationError when it is missing or broken."""
     try:
         data = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"cannot read the run's configuration {path}: {error}") from error
     return _validated(data, str(path))
 
@@ -436,9 +445,9 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def _override(data: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
-    if not equals or key.startswith("-"):
-        raise ConfigurationError(f"override {text!r} is not of the form key=value, such as trainer.backend=torch")
     *path, last = key.strip().split(".")
+    if not equals or key.startswith("-") or not all((*path, last)):
+        raise ConfigurationError(f"override {text!r} is not of the form key=value, such as trainer.backend=torch")
     here = data
     for part in path:
         here = here.setdefault(part, {})

@@ -141,7 +141,9 @@ class PromptDataset:
             prompt=text,
             answer=answer,
             messages=messages,
-            columns={str(n): _text(str(n), v) for n, v in row.items() if n not in used and v is not None},
+            columns={
+                _text(str(n), str(n)): _text(str(n), v) for n, v in row.items() if n not in used and v is not None
+            },
         )
 
     def _column(self, row: Mapping[str, Any], setting: str) -> Any:

@@ -70,7 +70,7 @@ class JsonLines:
             row = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise BadRow(f"not UTF-8: {error.reason} at byte {error.start}", raw) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRow(f"not JSON: {error}", raw) from None
         if not isinstance(row, dict):
             raise BadRow(f"a JSON {type(row).__name__} instead of an object with columns", raw)
