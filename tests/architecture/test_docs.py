@@ -128,6 +128,8 @@ def test_code_cites_only_documents_and_protocol_sections_that_exist() -> None:
         wrong += [f"{name_of(path)}: {cited}" for cited in re.findall(r"\bdesign (?:section )?\d+\b", text)]
         if path != Path(__file__):
             for cited in re.findall(r"(?<![\w/*{}-])((?:\w[\w-]*/)*[\w-]+\.md)\b", text):
+                if "/" not in cited and "tests" in path.parts:
+                    continue  # a test may name a file that it makes
                 found = [ROOT / cited, ROOT / "docs" / cited, path.parent / cited]
                 wrong += [] if any(place.exists() for place in found) else [f"{name_of(path)}: {cited}"]
     assert not wrong
