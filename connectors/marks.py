@@ -29,7 +29,7 @@ class Mark:
     def parse(cls, metadata: str | None) -> "Mark | None":
         """The mark in an offset commit's metadata, None when it is none of ours."""
         parts = (metadata or "").split(" ")
-        if len(parts) != 3 or parts[0] != _PREFIX or not parts[2].isdigit():
+        if len(parts) != 3 or parts[0] != _PREFIX or not parts[2].isdecimal():
             return None
         return cls(parts[1], int(parts[2]))
 

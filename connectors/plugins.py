@@ -93,6 +93,7 @@ def _resolve(what: str, value: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{what} cannot be imported: {error}") from error
+    except (ImportError, AttributeError, SyntaxError, NameError, ValueError, TypeError) as error:
+        # The last four: a module of the user's with a mistake in it, or a name that is none of a module.
+        raise ConfigurationError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
     return found

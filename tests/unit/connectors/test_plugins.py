@@ -57,3 +57,45 @@ def test_two_distributions_that_claim_a_name_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(plugins, "_entries", lambda group, path: both)
     with pytest.raises(ConfigurationError, match=r"'twice' is declared by unknown \(a:x\) and unknown \(b:y\)"):
         load("headrace.losses", "twice")
+
+
+@pytest.mark.parametrize("name", [":x", "my_rewards:", ".relative:x", "..:x", "a b:x", "my_rewards.none:x"])
+def test_names_that_are_no_module_and_attribute_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rewards.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"headrace\.rewards .* cannot be imported"):
+        load("headrace.rewards", name)
+    sys.modules.pop("my_rewards", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("x = nothing_there\n", "nothing_there"),
+        ("import nothing_there\n", "nothing_there"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_named_with_the_reason(
+    code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_broken.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=rf"'my_broken:x' cannot be imported: .*{says}"):
+        load("headrace.rewards", "my_broken:x")
+
+
+def test_the_first_distribution_has_a_name_that_two_give_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [EntryPoint("same", "math:sqrt", "headrace.losses")] * 2
+    monkeypatch.setattr(plugins, "_entries", lambda group, path: twice)
+    assert load("headrace.losses", "same").__name__ == "sqrt"
+    assert list(installed("headrace.losses")) == ["same"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_entry_point_of_our_own_loads(group: str) -> None:
+    own = {name: entry for name, entry in installed(group).items() if entry.value.startswith("headrace.")}
+    for name, entry in own.items():
+        assert load(group, name) is entry.load()
