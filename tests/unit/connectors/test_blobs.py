@@ -19,9 +19,7 @@ from headrace.schemas.records import Partial, RunEnd
 
 
 def _holder(*sequences: parts.Sequence) -> Partial:
-    return Partial(
-        group=5, replica=1, attempt=2, worker="w", incarnation=1, written_ms=1, sequences=list(sequences)
-    )
+    return Partial(group=5, replica=1, attempt=2, worker="w", incarnation=1, written_ms=1, sequences=list(sequences))
 
 
 def test_sequences_come_back_as_they_were(tmp_path: Path, make_sequence: Callable[..., parts.Sequence]) -> None:
