@@ -6,21 +6,24 @@ reason: the last lines of the part's log.
 """
 
 import os
+import re
 import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.pipeline.launch.parts import Part
-from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_SUPERSEDED, ConfigurationError, HeadraceError
+from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_SUPERSEDED, ConfigurationError, HeadraceError
 
 __all__ = ("PartFailed", "PartMisconfigured", "Supervisor")
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
-_LOG_LINES = 15
+_LOG_LINES, _LOG_BYTES = 15, 40_000
+_REASONS = ("configuration error: ", "superseded: ")
+"""How a process says what a restart does not cure (``lifetime.exit_with``)."""
 
 
 class PartFailed(HeadraceError):
@@ -41,6 +44,7 @@ class _Child:
     restart_at: float = 0.0
     finished: bool = False
     finished_at: float = 0.0
+    log_start: int = 0
     groups: list[int] = field(default_factory=list)
 
 
@@ -138,6 +142,7 @@ class Supervisor:
     def _spawn(self, child: _Child) -> None:
         log = self.log_of(child.part.name)
         log.parent.mkdir(parents=True, exist_ok=True)
+        child.log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             child.process = subprocess.Popen(
                 child.part.command,
@@ -151,6 +156,7 @@ class Supervisor:
 
     def _ended(self, child: _Child, code: int) -> str:
         name = child.part.name
+        code = _code_of_ranks(self._said(child)) or code if code == EXIT_FAILURE else code
         assert child.process is not None
         _close(child.process)
         _kill_groups(child.groups)
@@ -161,7 +167,7 @@ class Supervisor:
         if code in (EXIT_CONFIGURATION, EXIT_SUPERSEDED):
             child.finished = True
             error = PartMisconfigured if code == EXIT_CONFIGURATION else PartFailed
-            raise error(f"{name} {how}, and starting it again would not help.\n{self._last_lines(name)}")
+            raise error(f"{name} {how}, and starting it again would not help.\n{self._last_lines(child)}")
         return self._died(child, how)
 
     def _died(self, child: _Child, how: str) -> str:
@@ -175,24 +181,34 @@ class Supervisor:
             child.finished = True
             raise PartFailed(
                 f"{name} {how}: {count} deaths in {self._window:g} s (run.max_restarts is {self._max_restarts}).\n"
-                f"{self._last_lines(name)}"
+                f"{self._last_lines(child)}"
             )
         child.process, child.finished = None, False
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** (count - 1))
         child.restart_at = now + pause
         return f"{name} {how}; starting it again in {pause:g} s ({count} of {self._max_restarts})"
 
-    def _last_lines(self, name: str) -> str:
-        path = self.log_of(name)
-        lines = _tail(path, _LOG_LINES)
-        return "\n".join([f"The end of {path}:", *(f"  {line}" for line in lines)])
+    def _said(self, child: _Child) -> str:
+        """The end of what a part printed since it was started last."""
+        path = self.log_of(child.part.name)
+        if not path.exists():
+            return ""
+        with path.open("rb") as log:
+            log.seek(max(child.log_start, path.stat().st_size - _LOG_BYTES))
+            return log.read().decode("utf-8", "replace")
+
+    def _last_lines(self, child: _Child) -> str:
+        """The reason that a part gave, or the end of its log when it gave none."""
+        lines = self._said(child).rstrip().splitlines()
+        reason = next((n for n, line in enumerate(lines) if line.startswith(_REASONS)), len(lines))
+        lines = lines[reason:][:_LOG_LINES] or lines[-_LOG_LINES:]
+        return "\n".join([f"The end of {self.log_of(child.part.name)}:", *(f"  {line}" for line in lines)])
 
 
-def _tail(path: Path, count: int) -> Sequence[str]:
-    if not path.exists():
-        return []
-    data = path.read_bytes()[-20_000:]
-    return data.decode("utf-8", "replace").rstrip().splitlines()[-count:]
+def _code_of_ranks(text: str) -> int:
+    """The exit code of the rank that failed first, from torchrun's account of it (torchrun itself ends with 1)."""
+    first = re.search(r"Root Cause \(first observed failure\):.*?exitcode\s*: (\d+)", text, re.DOTALL)
+    return int(first[1]) if first else 0
 
 
 def _kill_groups(groups: list[int]) -> None:

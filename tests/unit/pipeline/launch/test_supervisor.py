@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.pipeline.launch.parts import Part
-from headrace.pipeline.launch.supervisor import PartFailed, Supervisor
+from headrace.pipeline.launch.supervisor import PartFailed, PartMisconfigured, Supervisor
 
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -72,6 +72,14 @@ def test_a_dead_part_is_started_again_under_its_name(supervisor: Supervisor, tmp
 def test_after_too_many_deaths_it_gives_up_with_the_end_of_the_log(supervisor: Supervisor) -> None:
     supervisor.start(part("raise SystemExit('the disk is full')"))
     with pytest.raises(PartFailed, match=r"(?s)3 deaths in 60 s.*the disk is full"):
+        until(lambda: False, supervisor)
+
+
+def test_the_reason_of_a_rank_counts_and_not_what_torchrun_says_after_it(supervisor: Supervisor) -> None:
+    account = "".join(f"  noise {n}\n" for n in range(30)) + "Root Cause (first observed failure):\n[0]:\n"
+    account += "  time      : now\n  exitcode  : 78 (pid: 11412)\n"
+    supervisor.start(part(f"print('configuration error: no such loss'); print({account!r}); raise SystemExit(1)"))
+    with pytest.raises(PartMisconfigured, match=r"(?s)exit code 78.*would not help.*configuration error: no such loss"):
         until(lambda: False, supervisor)
 
 
