@@ -127,6 +127,11 @@ class Connection:
                     f"kafka.settings.{name} would be written into the run folder; name an environment variable by "
                     "kafka.sasl_username_env and kafka.sasl_password_env"
                 )
+            if name == "ssl.key.pem":
+                raise ConfigurationError(
+                    "kafka.settings.ssl.key.pem would be written into the run folder; keep the key in a file and name "
+                    "it by kafka.ssl_key_location"
+                )
         return cls(config, check_run_id(run), address)
 
     def topic(self, name: str) -> str:

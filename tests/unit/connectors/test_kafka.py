@@ -52,6 +52,12 @@ def test_secrets_in_the_file_are_refused() -> None:
             Connection.of(secure(**{name: SECRET}), "run")
 
 
+def test_a_private_key_in_the_file_is_refused_and_a_certificate_is_not() -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.ssl_key_location"):
+        Connection.of(secure(**{"ssl.key.pem": SECRET}), "run")
+    assert Connection.of(secure(**{"ssl.certificate.pem": "public"}), "run").run == "run"
+
+
 def test_settings_of_the_file_go_to_every_client_and_the_callers_win() -> None:
     connection = Connection.of(KafkaConfig(bootstrap="a:1", settings={"client.rack": "r", "linger.ms": "9"}), "run")
     assert connection.client_settings({"linger.ms": 1}, {})["linger.ms"] == "9"
