@@ -76,7 +76,8 @@ class Launcher:
     def __enter__(self) -> "Launcher":
         self.folder.create()
         self._lock = self.folder.lock()
-        dump_config(self.config, self.folder.config)
+        if not self._resume:
+            dump_config(self.config, self.folder.config)
         self._stop.listen(with_parent=False)
         self._memory.start()
         return self
@@ -107,6 +108,7 @@ class Launcher:
         if self._stop.is_set():
             return self._ended("interrupted")
         create_topics(self.config, connection, resume=self._resume)
+        dump_config(self.config, self.folder.config)  # only now: settings that the run refuses must not stay in it
         if self._resume and self._has_ended(connection):
             write_report(self.folder, connection)
             return self._ended("finished")

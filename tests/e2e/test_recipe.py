@@ -266,6 +266,8 @@ def test_when_the_launcher_is_killed_its_parts_stop_and_the_run_goes_on(runner: 
     while runner.left_over("orphaned") and time.monotonic() < end:
         time.sleep(0.2)
     assert runner.left_over("orphaned") == []
+    refused = ended(runner.start(str(runner.run("orphaned")), "--resume", "run.lanes=8"), 78)
+    assert "topics exist with other partition counts" in refused
     ended(runner.start(str(runner.run("orphaned")), "--resume"))
     verified(runner.run("orphaned"))
 
