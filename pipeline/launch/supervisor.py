@@ -186,7 +186,9 @@ class Supervisor:
         child.process, child.finished = None, False
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** (count - 1))
         child.restart_at = now + pause
-        return f"{name} {how}; starting it again in {pause:g} s ({count} of {self._max_restarts})"
+        lines = self._said(child).split("\n") if how.startswith("ended with") else []
+        last = next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
+        return f"{name} {how}{last}; starting it again in {pause:g} s ({count} of {self._max_restarts})"
 
     def _said(self, child: _Child) -> str:
         """The end of what a part printed since it was started last."""

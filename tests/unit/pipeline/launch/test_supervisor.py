@@ -75,6 +75,12 @@ def test_after_too_many_deaths_it_gives_up_with_the_end_of_the_log(supervisor: S
         until(lambda: False, supervisor)
 
 
+def test_a_death_is_told_with_the_last_thing_that_was_said(supervisor: Supervisor) -> None:
+    supervisor.start(part("print('the store is away'); print(); raise SystemExit(1)"))
+    messages = until(lambda: supervisor.troubled(), supervisor)
+    assert messages == ["worker ended with exit code 1: the store is away; starting it again in 0.2 s (1 of 2)"]
+
+
 def test_the_reason_of_a_rank_counts_and_not_what_torchrun_says_after_it(supervisor: Supervisor) -> None:
     account = "".join(f"  noise {n}\n" for n in range(30)) + "Root Cause (first observed failure):\n[0]:\n"
     account += "  time      : now\n  exitcode  : 78 (pid: 11412)\n"
