@@ -108,7 +108,7 @@ def test_a_compacted_topic_wants_keys(kit: Kit) -> None:
 
 
 def test_old_segments_go_by_age(kit: Kit) -> None:
-    topic = kit.topic(retention_ms=1000, segment_ms=200)
+    topic = kit.topic(retention_ms=4000, segment_ms=200)
     kit.send(topic, [b"%d" % i for i in range(50)])
     time.sleep(0.3)
     kit.send(topic, [b"later"])
