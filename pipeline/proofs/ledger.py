@@ -171,8 +171,10 @@ def admitted_once(facts: Facts) -> Proof:
 
 
 def _stopped_early(facts: Facts, policy: int) -> bool:
-    """Whether a policy stopped by steps: then prompts remain, and groups were closed as ``end``."""
-    return any(isinstance(r, Closed) and r.reason == "end" for r in facts.ledger[policy]) or not facts.ledger[policy]
+    """Whether a policy stopped by steps: then prompts remain, and what was open is closed as ``end``."""
+    ledger = facts.ledger[policy]
+    closed = any(isinstance(r, Closed) and r.reason == "end" for r in ledger)
+    return closed or any(isinstance(r, End) and r.reason == "stopped" for r in ledger) or not ledger
 
 
 def prompts_whole(facts: Facts) -> Proof:

@@ -25,7 +25,7 @@ def held_out(position: int) -> Prompt:
 def ended_run() -> Facts:
     """A run whose data ended: the ledger has an End and no group was closed by it."""
     facts = whole_run()
-    facts.ledger[0].append(End(reason="epochs", count=5))
+    facts.ledger[0].append(End(reason="data", count=5))
     return facts
 
 
@@ -47,11 +47,13 @@ def test_a_prompt_that_was_never_admitted_is_lost_once_the_data_has_ended() -> N
     assert breaches(facts) == {LOST: ("prompts[0]@5 was never admitted",)}
 
 
-@pytest.mark.parametrize("why", ["not finished", "no End", "stopped by steps"])
+@pytest.mark.parametrize("why", ["not finished", "no End", "stopped by steps", "stopped with nothing open"])
 def test_prompts_may_be_left_over_in_a_run_that_did_not_use_up_its_data(why: str) -> None:
     facts = ended_run() if why != "no End" else whole_run()
     facts.prompts.append((5, prompt(5)))
     facts.finished = why != "not finished"
+    if why == "stopped with nothing open":
+        facts.ledger[0][-1] = End(reason="stopped", policy=0)
     if why == "stopped by steps":
         from run_facts import admission, closed, opened
 
