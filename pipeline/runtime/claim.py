@@ -16,7 +16,7 @@ from headrace.connectors.marks import Mark
 from headrace.connectors.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
 from headrace.pipeline.runtime.assignment import input_places, output_places
 from headrace.pipeline.runtime.frontier import Place
-from headrace.pipeline.runtime.questions import Questions
+from headrace.pipeline.runtime.questions import Questions, Unanswered
 from headrace.schemas.ids import changelog_topic, transactional_id
 from headrace.schemas.topics import STORES
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 BACK_OFF_SECONDS = 1.0
 """A successor gets this time to leave its mark before a lost producer is replaced."""
+PENDING_SECONDS = 10.0
+"""As long as a transaction may stay open: offsets that are still pending then end with the sweep only."""
 
 
 class Claim:
@@ -90,9 +92,19 @@ class Claim:
                 return transaction
 
     def refuse_successor(self) -> None:
-        """Raise Superseded when a later process of this instance has left its mark."""
-        if self.mark is not None:
-            self.mark.refuse_successor(self._questions.marks([*self._inputs, self._own_place]))
+        """Raise Superseded when a later process of this instance has left its mark.
+
+        A node killed with -9 can forget the end of our own transaction; its offsets then stay pending until the sweep
+        of the next claim ends it, so the look at the marks has a limit, and ``take`` looks again after the sweep.
+        """
+        if self.mark is None:
+            return
+        try:
+            marks = self._questions.marks([*self._inputs, self._own_place], limit=PENDING_SECONDS)
+        except Unanswered as error:
+            log.warning("%s: going on without a look at the marks: %s", self.name, error)
+            return
+        self.mark.refuse_successor(marks)
 
     def _sweep(self, transaction: Transaction) -> None:
         places = [(self._connection.topic(topic), partition) for topic, partition in self._outputs]

@@ -5,6 +5,8 @@ A question that must have an answer is repeated until the broker is back or the 
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,12 +20,16 @@ from headrace.connectors.transaction import CALL_SECONDS, ProducerLost
 from headrace.pipeline.runtime.frontier import Place
 from headrace.schemas.ids import unprefixed
 
-__all__ = ("Questions",)
+__all__ = ("Questions", "Unanswered")
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ASK_SECONDS = 1.0
+
+
+class Unanswered(Exception):
+    """The cluster had no answer within the time that the question may take."""
 
 
 class Questions:
@@ -64,8 +70,11 @@ class Questions:
         marks = self.consumer.get_watermark_offsets(partition, cached=True)
         return max(0, marks[1]) if marks else 0
 
-    def committed(self, places: Sequence[Place]) -> dict[Place, tuple[int, Mark | None]]:
-        """The group's committed offset (-1 for none) and mark of each place; waits out open transactions."""
+    def committed(self, places: Sequence[Place], limit: float = math.inf) -> dict[Place, tuple[int, Mark | None]]:
+        """The group's committed offset (-1 for none) and mark of each place; waits out open transactions.
+
+        Raises Unanswered when that takes longer than ``limit`` seconds.
+        """
 
         def ask() -> dict[Place, tuple[int, Mark | None]]:
             wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
@@ -79,17 +88,18 @@ class Questions:
                 )
             return out
 
-        return self.patiently("the group's committed offsets", ask)
+        return self.patiently("the group's committed offsets", ask, limit)
 
-    def marks(self, places: Sequence[Place]) -> list[Mark | None]:
-        """The marks in the committed offsets of places."""
-        return [mark for _, mark in self.committed(places).values()]
+    def marks(self, places: Sequence[Place], limit: float = math.inf) -> list[Mark | None]:
+        """The marks in the committed offsets of places. Raises Unanswered after ``limit`` seconds without an answer."""
+        return [mark for _, mark in self.committed(places, limit).values()]
 
-    def patiently(self, what: str, ask: Callable[[], T]) -> T:
+    def patiently(self, what: str, ask: Callable[[], T], limit: float = math.inf) -> T:
         """Ask until there is an answer, also while a broker that starts again does not know the topics yet.
 
-        Raises ProducerLost when the process must stop first.
+        Raises ProducerLost when the process must stop first, Unanswered after ``limit`` seconds.
         """
+        began = time.monotonic()
         while True:
             try:
                 return ask()
@@ -97,6 +107,8 @@ class Questions:
                 log.info("asking for %s: %s; again", what, error)
                 if self._stop.wait(0.3):
                     raise ProducerLost(f"stopped while asking for {what}") from error
+                if time.monotonic() - began > limit:
+                    raise Unanswered(f"no answer about {what} for {limit:.0f} s: {error}") from error
 
     def close(self) -> None:
         """Close the client."""
