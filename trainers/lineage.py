@@ -11,7 +11,7 @@ from typing import Literal
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Record, Resumed, Rollback, Step, Stop
 
-__all__ = ("Announcement", "Plan", "Point", "StepsSeen", "decide", "rollback_base", "seen_in")
+__all__ = ("Announcement", "Plan", "Point", "StepsSeen", "ancestry", "decide", "rollback_base", "seen_in")
 
 Announcement = Literal["Step", "Resumed"]
 
@@ -27,11 +27,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsSeen:
-    """What the ``steps`` topic says of a policy: stopped, the last Rollback, versions with a Step or Resumed."""
+    """What the ``steps`` topic says of a policy: stopped, its Rollbacks in order, versions with a Step or Resumed."""
 
     stopped: bool = False
-    rollback: Rollback | None = None
+    rollbacks: tuple[Rollback, ...] = ()
     announced: frozenset[int] = frozenset()
+
+    @property
+    def rollback(self) -> Rollback | None:
+        """The last Rollback."""
+        return self.rollbacks[-1] if self.rollbacks else None
 
     @property
     def lineage(self) -> int:
@@ -49,15 +54,15 @@ class StepsSeen:
 
 def seen_in(records: Iterable[Record]) -> StepsSeen:
     """The state that a policy's records of ``steps`` lead to, in their order."""
-    stopped, rollback, announced = False, None, set()
+    stopped, rollbacks, announced = False, list[Rollback](), set()
     for record in records:
         if isinstance(record, Stop):
             stopped = True
         elif isinstance(record, Rollback):
-            rollback = record
+            rollbacks.append(record)
         elif isinstance(record, Step | Resumed):
             announced.add(record.version)
-    return StepsSeen(stopped=stopped, rollback=rollback, announced=frozenset(announced))
+    return StepsSeen(stopped=stopped, rollbacks=tuple(rollbacks), announced=frozenset(announced))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +70,8 @@ class Plan:
     """What to do at a start, in this order.
 
     stopped: nothing, exit. first: publish the initial weights as version 0. start: the checkpoint to load, None for the
-    initial weights. publish: publish the loaded weights at head + 1 with this announcement. retrain_to: train the
-    batches after ``start_batch`` up to this one without publishing. announce: the head lacks its record, write it.
+    initial weights. announce: the head lacks its record, write it. retrain_to: train the batches after ``start_batch``
+    up to this one without publishing. publish: then publish the weights at head + 1 with this announcement.
     """
 
     stopped: bool = False
@@ -95,16 +100,18 @@ def decide(seen: StepsSeen, head: Point | None, checkpoints: Sequence[Point]) ->
             )
         return Plan(first=True)
     lineage = seen.lineage
-    start = _restart_point(seen, checkpoints)
+    start = max(ancestry(seen, checkpoints), default=None)
     batch = start.batch if start else 0
-    if (lineage, batch) > (head.lineage, head.batch):
-        kind: Announcement = "Resumed" if lineage > head.lineage else "Step"
-        return Plan(lineage=lineage, start=start, publish=kind, retrain_to=batch)
     if head.lineage > lineage:
         raise ConfigurationError(
             f"the store's head has lineage {head.lineage}, the steps topic knows {lineage}: store and topics are of "
             "different runs"
         )
+    if lineage > head.lineage:
+        base = seen.rollback.base_batch if seen.rollback else 0
+        return Plan(lineage=lineage, start=start, publish="Resumed", retrain_to=max(batch, base))
+    if batch > head.batch:
+        return Plan(lineage=lineage, start=start, publish="Step", retrain_to=batch)
     announce: Announcement | None = None
     if head.version > 0 and head.version not in seen.announced:
         rolled = seen.rollback is not None and head.batch == seen.rollback.base_batch
@@ -112,21 +119,25 @@ def decide(seen: StepsSeen, head: Point | None, checkpoints: Sequence[Point]) ->
     return Plan(lineage=lineage, start=start, retrain_to=head.batch, announce=announce)
 
 
-def _restart_point(seen: StepsSeen, checkpoints: Sequence[Point]) -> Point | None:
-    """The newest checkpoint of the lineage in force, else the one that it starts from; None: the initial weights."""
-    mine = [point for point in checkpoints if point.lineage == seen.lineage]
-    if mine:
-        return max(mine)
-    if seen.rollback is None or seen.rollback.base_batch == 0:
-        return None
-    base = Point(lineage=seen.rollback.base_lineage, batch=seen.rollback.base_batch, version=seen.rollback.base_version)
-    for point in checkpoints:
-        if point == base:
-            return point
-    raise ConfigurationError(
-        f"lineage {seen.lineage} starts from the checkpoint of batch {base.batch} in lineage {base.lineage}, which is "
-        "not in the checkpoint folder; put it back"
-    )
+def ancestry(seen: StepsSeen, checkpoints: Iterable[Point]) -> list[Point]:
+    """The checkpoints on the way to the lineage in force: its own, and those before each state that it goes back to.
+
+    The newest is where to resume; should it be lost, an older one leads to the same weights by more batches.
+    """
+    bases = {back.lineage: (back.base_lineage, back.base_batch) for back in seen.rollbacks}
+    last: dict[int, int | None] = {}
+    lineage, limit = seen.lineage, None
+    while lineage not in last:
+        last[lineage] = limit
+        if lineage not in bases:
+            break
+        lineage, base = bases[lineage]
+        limit = base if limit is None else min(limit, base)
+    return [
+        point
+        for point in checkpoints
+        if point.lineage in last and ((most := last[point.lineage]) is None or point.batch <= most)
+    ]
 
 
 def rollback_base(seen: StepsSeen, checkpoints: Sequence[Point], version: int) -> Point:
@@ -138,8 +149,7 @@ def rollback_base(seen: StepsSeen, checkpoints: Sequence[Point], version: int) -
         raise ConfigurationError("--resume-from is refused: this policy has stopped (its Stop stands in steps)")
     if version == 0:
         return Point(lineage=0, batch=0, version=0)
-    chain = [point for point in checkpoints if point.lineage == seen.lineage]
-    chain += [point for point in checkpoints if point == seen.base]
+    chain = ancestry(seen, checkpoints)
     fitting = [point for point in chain if point.version <= version]
     if not fitting:
         kept = ", ".join(str(point.version) for point in sorted(chain)) or "none"

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Resumed, Rollback, Step, Stop
-from headrace.trainers.lineage import Plan, Point, StepsSeen, decide, rollback_base, seen_in
+from headrace.trainers.lineage import Plan, Point, StepsSeen, ancestry, decide, rollback_base, seen_in
 
 
 def point(lineage: int, batch: int, version: int | None = None) -> Point:
@@ -24,7 +24,7 @@ def rollback(lineage: int, base: Point) -> Rollback:
 
 
 def seen(*versions: int, back: Rollback | None = None, stopped: bool = False) -> StepsSeen:
-    return StepsSeen(stopped=stopped, rollback=back, announced=frozenset(versions))
+    return StepsSeen(stopped=stopped, rollbacks=(back,) if back else (), announced=frozenset(versions))
 
 
 def step(batch: int, version: int) -> Step:
@@ -118,9 +118,27 @@ def test_a_store_of_another_run_is_refused() -> None:
         decide(seen(1), point(2, 1), [])
 
 
-def test_a_lineage_without_its_base_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="batch 10 in lineage 0"):
-        decide(seen(*range(1, 16), back=BACK), point(0, 15), [point(0, 20)])
+def test_a_lineage_that_has_lost_its_base_goes_on_from_an_older_checkpoint() -> None:
+    """More batches are trained again, then the base's weights are published; never those of a batch beyond it."""
+    steps = seen(*range(1, 16), back=BACK)
+    plan = decide(steps, point(0, 15), [point(0, 4), point(0, 20)])
+    assert plan == Plan(lineage=1, start=point(0, 4), retrain_to=10, publish="Resumed")
+    assert decide(steps, point(0, 15), []) == Plan(lineage=1, retrain_to=10, publish="Resumed")
+    steps = seen(*range(1, 19), back=BACK)
+    assert decide(steps, point(1, 12, 18), [point(0, 4)]) == Plan(lineage=1, start=point(0, 4), retrain_to=12)
+
+
+def test_the_way_to_a_lineage_leads_through_all_its_bases() -> None:
+    backs = (rollback(1, point(0, 10)), rollback(2, point(1, 15)), rollback(3, point(0, 6)))
+    kept = [point(line, batch) for line in (0, 1, 2, 3) for batch in (5, 8, 12, 14, 20)]
+
+    def way(count: int) -> list[tuple[int, int]]:
+        return [(p.lineage, p.batch) for p in ancestry(StepsSeen(rollbacks=backs[:count]), kept)]
+
+    assert way(0) == [(0, 5), (0, 8), (0, 12), (0, 14), (0, 20)]
+    assert way(1) == [(0, 5), (0, 8), *((1, batch) for batch in (5, 8, 12, 14, 20))]
+    assert way(2) == [(0, 5), (0, 8), (1, 5), (1, 8), (1, 12), (1, 14), *((2, b) for b in (5, 8, 12, 14, 20))]
+    assert way(3) == [(0, 5), *((3, batch) for batch in (5, 8, 12, 14, 20))]
 
 
 def test_a_late_step_is_written_once() -> None:
@@ -132,7 +150,8 @@ def test_a_late_step_is_written_once() -> None:
 def test_the_steps_topic_is_read_in_order() -> None:
     second = rollback(2, point(1, 12, 18))
     state = seen_in([step(1, 1), BACK, Resumed(policy=0, lineage=1, batch=10, version=16), step(11, 17), second])
-    assert state == seen(1, 16, 17, back=second)
+    assert state == StepsSeen(rollbacks=(BACK, second), announced=frozenset({1, 16, 17}))
+    assert (state.rollback, state.base) == (second, point(1, 12, 18))
     assert state.lineage == 2
     assert seen_in([Stop(reason="steps", policy=0)]).stopped
 

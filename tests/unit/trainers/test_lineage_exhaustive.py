@@ -33,6 +33,8 @@ class World:
     store: dict[int, tuple[Point, tuple[int, ...]]] = field(default_factory=dict)
     checkpoints: dict[Point, tuple[int, ...]] = field(default_factory=dict)
     budget: int = 0
+    beside: bool = False
+    """Checkpoints are written beside the next batch: durable after the Step of their own, not before."""
 
     def spend(self) -> None:
         if self.budget == 0:
@@ -106,24 +108,32 @@ def live(world: World) -> None:
     assert head is not None
     if plan.announce is not None:
         world.write(announcement(plan.announce, head))
+    batch = plan.start_batch
+    assert trained == tuple(range(1, batch + 1)), "a checkpoint holds the batches that it stands for"
+    while batch < plan.retrain_to:
+        batch += 1
+        trained = (*trained, batch)
     if plan.publish is not None:
-        point = Point(lineage=plan.lineage, batch=plan.start_batch, version=head.version + 1)
+        point = Point(lineage=plan.lineage, batch=batch, version=head.version + 1)
         world.publish(point, trained)
         world.write(announcement(plan.publish, point))
-    batch = plan.start_batch
     while batch < LAST:
         batch += 1
         trained = (*trained, batch)
-        assert trained == tuple(range(1, batch + 1)), "weights hold every batch once, in order"
-        if batch <= plan.retrain_to:
-            continue
         head = world.head
         assert head is not None
         point = Point(lineage=plan.lineage, batch=batch, version=head.version + 1)
-        if batch % EVERY == 0 or batch == LAST:
+        due = batch % EVERY == 0 or batch == LAST
+        if due and not world.beside:
             world.save(point, trained)
         world.publish(point, trained)
         world.write(step(point))
+        if due and world.beside:
+            world.save(point, trained)
+    head = world.head
+    assert head is not None
+    if Point(lineage=plan.lineage, batch=batch, version=0) not in world.checkpoints:
+        world.save(head, trained)  # the last one is waited for before the Stop
     world.write(Stop(reason="steps", policy=0))
 
 
@@ -189,11 +199,34 @@ def test_a_life_without_a_death_takes_the_actions_counted_here() -> None:
     check(world)
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["checkpoint first", "checkpoint beside"])
 @pytest.mark.parametrize("first", range(WHOLE_LIFE + 1))
-def test_two_deaths_anywhere_lose_and_repeat_nothing(first: int) -> None:
+def test_two_deaths_anywhere_lose_and_repeat_nothing(first: int, beside: bool) -> None:
     for second in range(WHOLE_LIFE + 1):
-        world = World()
+        world = World(beside=beside)
         for _ in lives(world, (first, second)):
+            pass
+        finish(world)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["checkpoint first", "checkpoint beside"])
+@pytest.mark.parametrize("first", range(2, WHOLE_LIFE + 1))
+def test_lost_checkpoints_cost_only_batches_trained_again(first: int, beside: bool) -> None:
+    """After the first life the newest, all, or the base of a rollback are gone; then a rollback, and another death."""
+    for target, second, lost in product((None, 0, 2), range(WHOLE_LIFE), ("newest", "all", "base")):
+        world = World(beside=beside)
+        for _ in lives(world, (first,)):
+            pass
+        if isinstance(world.steps[-1] if world.steps else None, Stop):
+            continue
+        if target is not None and (target == 0 or any(p.version <= target for p in world.checkpoints)):
+            world.budget = 1
+            roll_back(world, target)
+        base = seen_in(world.steps).base
+        gone = {"newest": sorted(world.checkpoints)[-1:], "all": list(world.checkpoints), "base": [base]}[lost]
+        for point in gone:
+            world.checkpoints.pop(point, None)  # type: ignore[arg-type]
+        for _ in lives(world, (second,)):
             pass
         finish(world)
 
@@ -252,7 +285,8 @@ def all_states() -> Iterator[tuple[StepsSeen, Point | None, list[Point]]]:
             checkpoints = [p for p, taken in zip(points[1:3] + points[4:6], chosen, strict=True) if taken]
             for rollback in (None, back):
                 for announced in (frozenset[int](), frozenset({1}), frozenset({1, 2}), frozenset({1, 2, 3})):
-                    yield StepsSeen(rollback=rollback, announced=announced), head, checkpoints
+                    backs = (rollback,) if rollback else ()
+                    yield StepsSeen(rollbacks=backs, announced=announced), head, checkpoints
 
 
 def test_every_small_state_gives_a_plan_that_keeps_the_rules_or_is_refused_in_words() -> None:
@@ -280,8 +314,9 @@ def _keeps_the_rules(plan: Plan, seen: StepsSeen, head: Point, checkpoints: list
         assert plan.start == max(p for p in checkpoints if p.lineage == plan.lineage)
     assert not (plan.publish and plan.announce), "the head is the loaded weights, or it is not"
     if plan.publish:
-        assert (plan.lineage, plan.start_batch) > (head.lineage, head.batch), "nothing is published twice"
-        assert plan.retrain_to == plan.start_batch
+        assert (plan.lineage, plan.retrain_to) > (head.lineage, head.batch), "nothing is published twice"
+        base = seen.base.batch if seen.base and plan.lineage > head.lineage else 0
+        assert plan.retrain_to == max(plan.start_batch, base), "the base of a rollback is reached, nothing beyond it"
     else:
         assert plan.retrain_to == head.batch, "what has been published is trained again, without publishing"
     if plan.announce:
