@@ -26,6 +26,10 @@ class Clipped:
     clipped: Tensor
     dual: Tensor
 
+    def sums(self) -> dict[str, Tensor]:
+        """The metrics of a clip: counts of tokens where it, and where the dual clip, takes the gradient away."""
+        return {"clip_fraction": self.clipped.sum(), "clip_fraction_dual": self.dual.sum()}
+
 
 def clipped_surrogate(away: Tensor, advantages: Tensor, mask: Tensor, options: ClipOptions) -> Clipped:
     """``max(-A r, -A clip(r))``, and for A < 0 at most ``-c A``; ``away`` is the log of the ratio r, [rows, tokens]."""

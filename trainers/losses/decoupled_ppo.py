@@ -3,22 +3,35 @@
 Three named streams go in: behave (as sampled, any mix of versions), prox (the policy at the start of the step) and new.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-from headrace.trainers.losses.clip import ClipOptions, clipped_surrogate
-from headrace.trainers.losses.correction import Correction, correction_weights
-from headrace.trainers.losses.loss import LossOptions, LossTerms, Streams, log_ratio, token_sums
+from pydantic import model_validator
+
+from headrace.trainers.losses.correction import Correction
+from headrace.trainers.losses.loss import LossOptions
+from headrace.trainers.losses.ppo import PPO, PPOOptions
 
 __all__ = ("DecoupledPPO", "DecoupledPPOOptions")
 
 
-class DecoupledPPOOptions(ClipOptions):
-    """behave: how prox / behave becomes the weight; by default the token's ratio clamped to 2."""
+class DecoupledPPOOptions(PPOOptions):
+    """PPO's options with the anchor fixed; behave: how prox / behave becomes the weight, by default clamped to 2."""
 
+    anchor: Literal["prox"] = "prox"
     behave: Correction = Correction()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_weight(cls, given: Any) -> Any:
+        """``behave`` is this loss's name of the correction."""
+        if isinstance(given, dict):
+            if "correction" in given:
+                raise ValueError("decoupled_ppo calls the correction `behave`")
+            return {**given, "correction": given.get("behave", Correction())}
+        return given
 
-class DecoupledPPO:
+
+class DecoupledPPO(PPO):
     """``max(-A r, -A clip(r)) * rho`` with r = new / prox and rho = prox / behave, masked or clamped at its cap.
 
     At one update per batch prox equals new in value, so the gradient is that of ``-A rho log(new)``; the clip acts from
@@ -26,29 +39,3 @@ class DecoupledPPO:
     """
 
     Options: ClassVar[type[LossOptions]] = DecoupledPPOOptions
-
-    def __init__(self, options: DecoupledPPOOptions) -> None:
-        self.options = options
-
-    @property
-    def corrects_staleness(self) -> bool:
-        """True unless the behave weight is off."""
-        return self.options.behave.action != "off"
-
-    @property
-    def needs_reference(self) -> bool:
-        """Decoupled PPO needs none."""
-        return False
-
-    def __call__(self, streams: Streams) -> LossTerms:
-        """See ``Loss``."""
-        o = self.options
-        away = log_ratio(streams.new, streams.prox, streams.mask, o.log_ratio_limit)
-        part = clipped_surrogate(away, streams.advantages, streams.mask, o)
-        rho = correction_weights(streams.prox, streams.behave, streams.mask, o.behave, o.log_ratio_limit)
-        sums = token_sums(streams, o.log_ratio_limit)
-        sums["clip_fraction"], sums["clip_fraction_dual"] = part.clipped.sum(), part.dual.sum()
-        sums["prox_kl"] = -away.detach().sum()
-        sums["behave_weight"], sums["behave_kept"] = rho.weight.sum(), rho.kept.sum()
-        peaks = {"ratio/max": away.detach().exp().amax(), "behave_weight/max": rho.weight.amax()}
-        return LossTerms(loss=part.loss * rho.weight, sums=sums, peaks=peaks)

@@ -11,17 +11,20 @@ __all__ = ("DPPO", "DPPOOptions")
 
 
 class DPPOOptions(AnchoredOptions):
-    """low, high: largest fall and rise of a token's probability. kl_weight: of the squared log ratio."""
+    """low, high: largest fall and rise of a token's probability. both_sides: drop whatever the sign of the advantage.
+    square_weight: of the squared log ratio.
+    """
 
     anchor: Literal["prox", "behave"] = "behave"
     low: float = 0.2
     high: float = 0.2
-    kl_weight: float = 1e-3
+    both_sides: bool = False
+    square_weight: float = 1e-3
 
 
 class DPPO(Anchored):
-    """``-A r keep + kl_weight log(r)^2``; dropped: A > 0 and the probability rose by more than high, or A <= 0 and it
-    fell by more than low.
+    """``-A r keep + square_weight log(r)^2``; dropped: A > 0 and the probability rose by more than high, or A <= 0 and
+    it fell by more than low. The square of a dropped token still counts.
     """
 
     Options: ClassVar[type[LossOptions]] = DPPOOptions
@@ -37,7 +40,9 @@ class DPPO(Anchored):
         old = self.anchor(streams)
         far = log_ratio(streams.new, old, streams.mask, FAR)
         rise = finite_logprobs(streams.new.detach(), streams.mask).exp() - finite_logprobs(old, streams.mask).exp()
-        dropped = (gain > 0) & (rise > o.high) | (gain <= 0) & (rise < -o.low)
+        above, below = rise > o.high, rise < -o.low
+        dropped = above | below if o.both_sides else (gain > 0) & above | (gain <= 0) & below
         kept = select((~dropped).to(away.dtype), streams.mask)
-        loss = -gain * away.exp() * kept + o.kl_weight * far * far
-        return Surrogate(loss=select(loss, streams.mask), sums={"kept": kept.sum()})
+        loss = -gain * away.exp() * kept + o.square_weight * far * far
+        left = select(dropped.to(away.dtype), streams.mask).sum()
+        return Surrogate(loss=select(loss, streams.mask), sums={"clip_fraction": left})

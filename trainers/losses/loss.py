@@ -6,7 +6,7 @@ counts), so its value does not depend on how a batch is split into micro-batches
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,6 +20,8 @@ __all__ = (
     "LossOptions",
     "LossTerms",
     "Streams",
+    "Survey",
+    "Surveying",
     "configured",
     "finite_logprobs",
     "log_ratio",
@@ -51,12 +53,14 @@ class Streams:
 class LossTerms:
     """What a loss gives: the loss per token (0 outside the mask) and figures that add up over micro-batches and ranks.
 
-    sums: sums over trained tokens; divided by the global count of tokens they become metrics. peaks: maxima.
+    sums: sums over trained tokens; divided by the global count of tokens they become metrics. rows: sums over
+    sequences with a trained token, divided by their global count. peaks: maxima.
     """
 
     loss: Tensor
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     peaks: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class LossOptions(BaseModel):
@@ -85,6 +89,32 @@ class Loss(Protocol):
 
     def __call__(self, streams: Streams) -> LossTerms:
         """The loss per token, to be minimised."""
+        ...
+
+
+Survey = Mapping[str, Tensor]
+"""One-dimensional tensors by name; those of all micro-batches and ranks of an update are put one after the other."""
+
+
+@runtime_checkable
+class Surveying(Protocol):
+    """A loss with figures of a whole update, such as a threshold over all its tokens.
+
+    Called without ``fitted`` it takes the given rows for the whole update. The order of what a survey holds must not
+    matter, so that the figures are the same however the update is split over micro-batches and ranks.
+    """
+
+    @property
+    def surveys(self) -> bool:
+        """False when, as configured, there is no such figure and both methods are left out."""
+        ...
+
+    def survey(self, streams: Streams) -> Survey:
+        """What the figures follow from, of these rows; ``streams.new`` carries no gradient."""
+        ...
+
+    def fitted(self, survey: Survey) -> Loss:
+        """This loss with the figures that the survey of the whole update gives."""
         ...
 
 
@@ -125,8 +155,8 @@ def finite_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
 def token_sums(streams: Streams, limit: float = 20.0) -> dict[str, Tensor]:
     """Sums that every loss reports: KL of behave to new (k1, k3), ratio new/behave and its square, and entropy.
 
-    ``entropy`` is estimated from the sampled tokens (the mean of ``-new``); effective sample size follows from
-    ``ratio/behave`` and ``ratio/behave_squared``.
+    ``entropy`` is estimated from the sampled tokens (the mean of ``-new``); effective sample size and chi-squared
+    follow from ``ratio/behave`` and ``ratio/behave_squared``.
     """
     with torch.no_grad():
         away = log_ratio(streams.new, streams.behave, streams.mask, limit)

@@ -30,6 +30,4 @@ class PPO(Anchored):
     def surrogate(self, away: Tensor, streams: Streams) -> Surrogate:
         """See ``Anchored``."""
         part = clipped_surrogate(away, streams.advantages, streams.mask, self.options)
-        return Surrogate(
-            loss=part.loss, sums={"clip_fraction": part.clipped.sum(), "clip_fraction_dual": part.dual.sum()}
-        )
+        return Surrogate(loss=part.loss, sums=part.sums())

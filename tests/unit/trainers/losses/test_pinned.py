@@ -45,6 +45,8 @@ def base_streams(**over: torch.Tensor) -> Streams:
         ("cispo", {**PROX, "clip_low": 0.2, "clip_high": 0.2}, "token-mean", 0.18056189134),
         ("topr", PROX, "token-mean", 0.26275538495),
         ("m2po", {}, "token-mean", -0.26184226769),
+        ("m2po", {"variant": "official"}, "token-mean", -0.153296160148),
+        ("m2po", {"variant": "areal", "correction": OFF}, "token-mean", -0.174806902692 * 27 / 28),
     ],
 )
 def test_pinned_values(name: str, options: dict[str, Any], mode: Mode, value: float) -> None:
@@ -54,6 +56,13 @@ def test_pinned_values(name: str, options: dict[str, Any], mode: Mode, value: fl
     )
     loss = aggregate(make(name, **options)(streams).loss, streams.mask, mode, counts)
     assert float(loss) == pytest.approx(value, rel=1e-9)
+
+
+def test_the_pinned_clip_range_of_m2po() -> None:
+    sums = make("m2po")(base_streams()).sums
+    tokens = float(base_streams().mask.sum())
+    assert float(sums["m2po/clip_low"]) / tokens == pytest.approx(0.393469340287)
+    assert float(sums["m2po/clip_high"]) / tokens == pytest.approx(0.6487212707)
 
 
 @pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "grpo", "dapo", "cispo", "topr", "sapo", "m2po"])
@@ -84,13 +93,41 @@ def test_the_correction_truncates_at_two_by_default() -> None:
     )
     terms = make("decoupled_ppo")(streams)
     assert terms.loss[0].tolist() == pytest.approx([-1.0, -2.0, -0.006737946999])
-    assert float(terms.peaks["behave_weight/max"]) == 2.0
+    assert float(terms.peaks["correction/weight_max"]) == 2.0
 
 
-def test_a_penalty_needs_the_reference() -> None:
-    loss = make("grpo", kl_weight=0.1)
-    assert loss.needs_reference
-    assert float(loss(base_streams()).loss.sum()) != float(make("grpo")(base_streams()).loss.sum())
+@pytest.mark.parametrize("name", ["grpo", "decoupled_ppo", "m2po", "cispo", "reinforce"])
+def test_every_loss_may_have_a_penalty_that_needs_the_reference(name: str) -> None:
+    plain, loss = make(name), make(name, kl_weight=0.1, kl="k2")
+    assert loss.needs_reference and not plain.needs_reference
+    given = base_streams()
+    assert given.ref is not None
+    added = 0.1 * 0.5 * torch.where(given.mask, given.new - given.ref, 0) ** 2
+    assert torch.allclose(loss(given).loss, plain(given).loss + added)
+    without = Streams(
+        new=given.new, prox=given.prox, behave=given.behave, advantages=given.advantages, mask=given.mask,
+        rewards=given.rewards,
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match="reference"):
+        loss(without)
+
+
+def test_the_unbiased_penalty_has_the_gradient_of_the_divergence() -> None:
+    """Of ``r k3`` by the log-prob, where new is prox: k3 plus its slope; of ``k1+`` and ``k3+``: that of k2."""
+    given = base_streams()
+    assert given.ref is not None
+
+    def slope(kind: str, unbiased: bool = False) -> torch.Tensor:
+        new = given.new.clone().requires_grad_()
+        same = base_streams(new=new, prox=given.new, behave=given.new, advantages=torch.zeros_like(given.new))
+        make("grpo", kl_weight=1.0, kl=kind, kl_unbiased=unbiased)(same).loss.sum().backward()
+        assert new.grad is not None
+        return new.grad
+
+    away = torch.where(given.mask, given.new - given.ref, 0)
+    assert torch.allclose(slope("k3", True), torch.where(given.mask, (-away).exp() - 1 + away, 0) + slope("k3"))
+    assert torch.allclose(slope("k1+"), slope("k2")) and torch.allclose(slope("k3+"), slope("k2"))
+    assert torch.allclose(slope("k2"), away)
 
 
 def test_unknown_options_are_named() -> None:

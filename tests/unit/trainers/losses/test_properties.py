@@ -17,7 +17,7 @@ from headrace.trainers.losses.loss import Loss, Streams, configured, finite_logp
 NAMES = sorted(installed("headrace.losses"))
 BY_ROW = [name for name in NAMES if name != "m2po"]
 """Losses whose clip range does not follow from all tokens of a micro-batch."""
-SMOOTH = [name for name in NAMES if name not in ("cispo", "gspo", "topr", "dppo")]
+SMOOTH = [name for name in NAMES if name not in ("cispo", "gspo", "topr", "dppo", "ipo")]
 """Losses that are an antiderivative of their gradient; the others stop the gradient of a weight on purpose."""
 ROWS, TOKENS = 5, 7
 
@@ -120,7 +120,7 @@ def test_on_the_policy_that_sampled_the_gradient_is_that_of_policy_gradient(name
         assert torch.allclose(gradient[trained], -given.advantages[trained])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "dppo"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("dppo", "ipo")])
 def test_no_advantage_no_gradient(name: str) -> None:
     given = streams()
     flat = replaced(given, advantages=torch.zeros_like(given.advantages), ref=given.new)
@@ -182,8 +182,8 @@ def test_kl_estimators_are_their_formulas_and_never_explode(away: float) -> None
         assert torch.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("metric", ["ratio", "k1", "k2", "k3"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("metric", ["ratio", "k1", "k2", "k3", "k3_behave"])
+@pytest.mark.parametrize("level", ["token", "segment", "sequence"])
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
 @pytest.mark.parametrize("action", ["clamp", "mask"])
 def test_correction_weights_are_bounded_masked_and_without_gradient(
