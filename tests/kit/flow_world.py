@@ -262,7 +262,7 @@ class World:
             made["assemble"] = lambda config, number: Assemble(config, number, frozenset(config.streams))
         elif stages is None:
             made["assemble"] = lambda config, number: Assemble(config, number)
-        self.driver = TopologyDriver(self.config, made)
+        self.driver: Any = self.make_driver(made)
         self.driver.listeners.append(self._written)
         self.start_ms = self.driver.now_ms
         self.bad: list[str] = []
@@ -282,6 +282,10 @@ class World:
             for place in task.inputs:
                 self._readers.setdefault(place, []).append(key)
         self._listeners: dict[tuple[str, int], list[Callable[[], None]]] = {}
+
+    def make_driver(self, stages: Mapping[str, StageFactory]) -> Any:
+        """What runs the stages and keeps the topics."""
+        return TopologyDriver(self.config, stages)
 
     # ------------------------------------------------------------------------------------------------ time
 
@@ -308,28 +312,32 @@ class World:
 
     def play(self) -> World:
         """Run until every stage has finished or the time limit is reached."""
+        self.begin()
+        for key in self.driver.tasks:
+            self._poke(key)
+            self._tick(key)
+        while self._events and self.now < self.start_ms + self.plan.limit_ms and not self.finished():
+            when, _, what = heapq.heappop(self._events)
+            self.driver.now_ms = max(when, self.now)
+            what()
+        return self
+
+    def begin(self) -> None:
+        """Start the source, workers, trainers and faults."""
         plan = self.plan
         self.at(100, self._publish)
         for n in range(plan.workers):
             self.at(self.rng.uniform(0, 500), lambda n=n: self.start_worker(n))
         for trainer in self.trainers:
             self.at(200, trainer.go_on)
-        for key in self.driver.tasks:
-            self._poke(key)
-            self._tick(key)
         if plan.faults:
             self.at(2000, self._fault)
         if plan.hold:
             self.at(15_000, self.trainers[0].hold)
-        while self._events and self.now < self.start_ms + plan.limit_ms and not self.finished():
-            when, _, what = heapq.heappop(self._events)
-            self.driver.now_ms = max(when, self.now)
-            what()
-        return self
 
     def finished(self) -> bool:
         """True when every stage says so."""
-        return all(task.stage is not None and task.stage.finished() for task in self.driver.tasks.values())
+        return all(task.stage_is_over() for task in self.driver.tasks.values())
 
     # ------------------------------------------------------------------------------------------------ stages
 
@@ -411,36 +419,58 @@ class World:
             return
         self.at(rng.expovariate(1 / plan.mtbf_ms), self._fault)
         what = rng.choice(plan.faults)
-        live = [w for w in self.workers if w.alive]
         self.stats[f"fault {what}"] += 1
-        if what == "kill" and live:
-            worker = rng.choice(live)
+        getattr(self, f"fault_{what}")([w for w in self.workers if w.alive])
+
+    def fault_kill(self, live: list[Worker]) -> None:
+        """A worker dies and is started again."""
+        if live:
+            worker = self.rng.choice(live)
             worker.die()
-            self.at(rng.uniform(500, 15_000), lambda: self.start_worker(worker.number))
-        elif what == "freeze" and live:
-            rng.choice(live).freeze(rng.uniform(3000, 40_000))
-        elif what == "twin" and live:
-            worker = rng.choice(live)
-            worker.freeze(rng.uniform(0, 20_000))
+            self.at(self.rng.uniform(500, 15_000), lambda: self.start_worker(worker.number))
+
+    def fault_freeze(self, live: list[Worker]) -> None:
+        """A worker stands still."""
+        if live:
+            self.rng.choice(live).freeze(self.rng.uniform(3000, 40_000))
+
+    def fault_twin(self, live: list[Worker]) -> None:
+        """A worker is slow, is taken for dead, and is started a second time."""
+        if live:
+            worker = self.rng.choice(live)
+            worker.freeze(self.rng.uniform(0, 20_000))
             self.start_worker(worker.number)
-        elif what == "all_workers":
-            for worker in live:
-                worker.die()
-            for number in range(plan.workers):
-                self.at(rng.uniform(20_000, 90_000), lambda number=number: self.start_worker(number))
-        elif what == "stage":
-            self.crash_stage(rng.choice(list(self.driver.tasks)), rng.choice([2000, 8000, 25_000, 110_000]))
-        elif what == "stuck":
-            key = rng.choice(list(self.driver.tasks))
-            self.stuck[key] = (rng.choice(self.driver.tasks[key].inputs), self.now + rng.choice([2000, 8000, 30_000]))
-            self.at(self.stuck[key][1] - self.now + 10, lambda: self._poke(key))
-        elif what == "outage":
-            self.down_until = max(self.down_until, self.now + rng.choice([1000, 5000, 15_000, 60_000]))
-            self.driver.reachable_since_ms = self.down_until
-        elif what == "rollback":
-            rng.choice(self.trainers).roll_back(rng.random())
-        elif what == "trainer":
-            rng.choice(self.trainers).pause(rng.uniform(500, 20_000))
+
+    def fault_all_workers(self, live: list[Worker]) -> None:
+        """Every worker dies, and they are back one by one."""
+        for worker in live:
+            worker.die()
+        for number in range(self.plan.workers):
+            self.at(self.rng.uniform(20_000, 90_000), lambda number=number: self.start_worker(number))
+
+    def fault_stage(self, _live: list[Worker]) -> None:
+        """A stage dies, for up to longer than a group may take."""
+        self.crash_stage(self.rng.choice(list(self.driver.tasks)), self.rng.choice([2000, 8000, 25_000, 110_000]))
+
+    def fault_stuck(self, _live: list[Worker]) -> None:
+        """One input of a stage cannot be read for a while."""
+        key = self.rng.choice(list(self.driver.tasks))
+        place = self.rng.choice(self.driver.tasks[key].inputs)
+        self.stuck[key] = (place, self.now + self.rng.choice([2000, 8000, 30_000]))
+        self.at(self.stuck[key][1] - self.now + 10, lambda: self._poke(key))
+
+    def fault_outage(self, _live: list[Worker]) -> None:
+        """The broker is away."""
+        self.down_until = max(self.down_until, self.now + self.rng.choice([1000, 5000, 15_000, 60_000]))
+        self.driver.reachable_since_ms = self.down_until
+
+    def fault_rollback(self, _live: list[Worker]) -> None:
+        """A trainer goes back to a checkpoint."""
+        self.rng.choice(self.trainers).roll_back(self.rng.random())
+
+    def fault_trainer(self, _live: list[Worker]) -> None:
+        """A trainer stands still."""
+        self.rng.choice(self.trainers).pause(self.rng.uniform(500, 20_000))
 
 
 def prompt(number: int, stream: str) -> Prompt:
