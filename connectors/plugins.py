@@ -1,6 +1,7 @@
 """Plug-ins by entry point: ``load("headrace.operators", "dynamic_sampling")`` gives the object behind a name.
 
-One function for all eight groups (operators, workflows, environments, rewards, losses, advantages, engines, datasets).
+One function for all groups (operators, workflows, environments, rewards, losses, advantages, engines, datasets,
+backends).
 A name is also accepted as ``module:attribute``, so that a user's own code needs no package. Every failure says which
 distribution and entry point it came from and what else there is.
 """
@@ -27,6 +28,7 @@ GROUPS = tuple(
         "advantages",
         "engines",
         "datasets",
+        "backends",
     )
 )
 """The entry point groups."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.trainers.backends.policy_model import load_policy_model
+from headrace.trainers.backends.load_model import load_policy_model
 from headrace.trainers.batching import MicroBatch
 
 __all__ = ("Reference",)
@@ -22,5 +22,5 @@ class Reference:
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """Log-probs [rows, length] float32 of the trained tokens, 0 elsewhere."""
         with torch.no_grad():
-            out: Tensor = self._model(micro.tokens, micro.mask, micro.temperature)
+            out: Tensor = self._model(micro.tokens, micro.mask, micro.temperature, micro.lengths)[0]
             return out

@@ -1,22 +1,62 @@
 """Opens the backend that ``trainer.backend`` names, around the model of a Hugging Face folder."""
 
+from headrace.connectors.plugins import load
 from headrace.schemas.config import TrainerConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.trainers.backends.backend import Backend
-from headrace.trainers.backends.policy_model import load_policy_model
 from headrace.trainers.ranks import Ranks
 
-__all__ = ("open_backend",)
+__all__ = ("open_backend", "open_critic", "open_deepspeed", "open_torch")
+
+_METHODS = ("logprobs", "backward", "step", "weights", "shapes", "shards", "save", "load")
 
 
 def open_backend(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
-    """The backend ``torch`` or ``deepspeed``; only the one asked for is imported. Raises ConfigurationError."""
+    """The backend of that name, or behind ``module:Class``; only the one asked for is imported.
+
+    What is found is called with the same arguments as this function. Raises ConfigurationError when there is none of
+    that name, or what it gives lacks a method of ``Backend``.
+    """
+    backend: Backend = load("headrace.backends", config.backend)(config, folder, ranks)
+    missing = [name for name in _METHODS if not callable(getattr(backend, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"trainer.backend {config.backend!r} gives a {type(backend).__name__} without {', '.join(missing)}; see "
+            "headrace.trainers.backends.backend.Backend for what a backend has to do"
+        )
+    return backend
+
+
+def open_torch(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
+    """Plain torch: replicated weights."""
+    from headrace.trainers.backends.load_model import load_policy_model
+    from headrace.trainers.backends.torch_plain import PlainTorch
+
+    return PlainTorch(load_policy_model(folder, config, ranks), config, ranks)
+
+
+def open_deepspeed(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
+    """DeepSpeed: ZeRO 0 to 3."""
+    from headrace.trainers.backends.deepspeed import DeepSpeed
+    from headrace.trainers.backends.load_model import load_policy_model
+
+    return DeepSpeed(load_policy_model(folder, config, ranks), config, ranks)
+
+
+def open_critic(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
+    """A model with a value head in the backend of that name, which gives values as its log-probs.
+
+    Raises ConfigurationError for a backend that cannot.
+    """
+    from headrace.trainers.backends.value_model import load_value_model
+
+    plain = config.model_copy(update={"lora": type(config.lora)()})
     if config.backend == "torch":
         from headrace.trainers.backends.torch_plain import PlainTorch
 
-        return PlainTorch(load_policy_model(folder), config, ranks)
+        return PlainTorch(load_value_model(folder), plain, ranks)
     if config.backend == "deepspeed":
         from headrace.trainers.backends.deepspeed import DeepSpeed
 
-        return DeepSpeed(load_policy_model(folder), config, ranks)
-    raise ConfigurationError(f"trainer.backend is {config.backend!r}; backends are torch and deepspeed")
+        return DeepSpeed(load_value_model(folder), plain, ranks)
+    raise ConfigurationError(f"trainer.backend {config.backend!r} has no critic; torch and deepspeed have")
