@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("write_checkpoint",)
+__all__ = ("write_checkpoint", "write_safetensors")
 
 _NAMES = {
     "bfloat16": "BF16",
@@ -49,23 +49,33 @@ def write_checkpoint(
     if model is not None and not (model / "config.json").is_file():
         raise ConfigurationError(f"{model} is no model folder: it has no config.json; name it with --model")
     target.mkdir(parents=True, exist_ok=True)
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
-    offset = 0
-    for tensor in layout.tensors:
-        nbytes = tensor.size * tensor.width
-        header[tensor.name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + nbytes],
-        }
-        offset += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with (target / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in layout.tensors:
-            file.write(np.ascontiguousarray(weights[tensor.name]).reshape(-1).view(np.uint8).data)
+    dtypes = {tensor.name: tensor.dtype for tensor in layout.tensors}
+    write_safetensors(target / "model.safetensors", {name: weights[name] for name in dtypes}, dtypes, metadata)
     if model is not None:
         for path in sorted(model.iterdir()):
             if path.is_file() and path.suffix in _BESIDE and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, target / path.name)
+
+
+def write_safetensors(
+    path: Path, arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str], metadata: Mapping[str, str]
+) -> None:
+    """Write arrays to one file in the safetensors format, in the order given.
+
+    arrays: name -> raw bits. dtypes: name -> torch's name of the dtype. metadata: strings for the header.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    offset = 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": _NAMES[dtypes[name]],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

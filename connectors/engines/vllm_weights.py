@@ -1,0 +1,199 @@
+"""Hands published weights to vLLM: files of changed values in checkpoint coordinates, and the calls that install them.
+
+Goes in: whole weights of a version on the host; comes out: an engine that serves exactly them, with nothing cached of
+the version before. vLLM's own loader maps names to fused and sliced parameters, so this knows no architecture. An
+update that fails half-way is answered by a whole one, because vLLM does not roll back; nothing imports vLLM here.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.connectors.checkpoint_file import write_safetensors
+from headrace.connectors.engines.engine import WeightsRefused
+from headrace.schemas.delta_steps import changed_positions
+
+__all__ = ("BACKEND", "WORKER_EXTENSION", "HandOver", "cache_salt", "engine_arguments", "install", "install_async")
+
+BACKEND = "headrace"
+WORKER_EXTENSION = "headrace.connectors.engines.vllm_worker.WeightWorker"
+_SHARED_MEMORY = Path("/dev/shm")
+
+Weights = Mapping[str, NDArray[Any]]
+
+
+def engine_arguments() -> dict[str, Any]:
+    """Arguments for ``LLM`` or ``AsyncEngineArgs`` with which an engine takes weights from here.
+
+    ``load_format`` is dummy: the first ``install`` brings every weight.
+    """
+    return {
+        "load_format": "dummy",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def cache_salt(version: int) -> str:
+    """What prompts carry (``cache_salt``) so that the prefix cache never gives keys of older weights to new requests.
+
+    Needed where running requests keep their key-value cache: vLLM then cannot reset its prefix cache.
+    """
+    return f"v{version}"
+
+
+class HandOver:
+    """Writes the updates of one engine, and knows which weights the engine has.
+
+    folder: where files lie for the time of an update, readable by the engine's workers (None: shared memory where there
+    is some, else the temporary folder). verify: workers read back what they have loaded and compare digests: ``never``,
+    ``first`` (with whole updates) or ``always``.
+    """
+
+    def __init__(self, folder: Path | None = None, *, verify: str = "first") -> None:
+        parent = folder if folder is not None else _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-weights-", dir=parent))
+        self._verify = verify
+        self._held: Weights | None = None
+        self.version = -1
+        """The version that the engine has; -1 when nobody knows."""
+
+    def prepare(self, weights: Weights, version: int) -> dict[str, Any]:
+        """Write the update to a version and return what ``update_weights`` takes.
+
+        weights: name -> raw bits (uint16 for bfloat16) or values; they must stay unchanged until another version is
+        installed. Raises WeightsRefused for NaN, which vLLM's updates cannot carry, and for another set of tensors.
+        """
+        held = self._held
+        if held is not None and {n: a.shape for n, a in held.items()} != {n: a.shape for n, a in weights.items()}:
+            raise WeightsRefused(f"weights of version {version} have other tensors than version {self.version}")
+        verify = self._verify == "always" or (self._verify == "first" and held is None)
+        tensors: dict[str, NDArray[Any]] = {}
+        digests: dict[str, str] = {}
+        for name, array in weights.items():
+            flat = np.ascontiguousarray(array).reshape(-1)
+            if held is None:
+                values = flat
+            else:
+                where = changed_positions(np.ascontiguousarray(held[name]).reshape(-1).view(flat.dtype), flat)
+                if not where.size:
+                    continue
+                tensors[f"{name}#at"] = where.astype(np.int32 if flat.size < 1 << 31 else np.int64)
+                values = flat[where]
+            if _has_nan(values):
+                raise WeightsRefused(f"{name} of version {version} has NaN; vLLM keeps version {self.version}")
+            tensors[f"{name}#new"] = values
+            if verify:
+                digests[name] = xxhash.xxh3_128_hexdigest(flat.view(np.uint8).data)
+        path = self._folder / f"{version}-{'whole' if held is None else 'changed'}.safetensors"
+        # Wide elements first: every tensor is then aligned, and workers map the file without a copy.
+        tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
+        write_safetensors(path, tensors, {name: _dtype_of(array) for name, array in tensors.items()}, {})
+        return {
+            "path": str(path),
+            "version": version,
+            "shapes": {name: list(array.shape) for name, array in weights.items()},
+            "dtypes": {name: _dtype_of(array) for name, array in weights.items()},
+            "digests": digests,
+        }
+
+    def installed(self, weights: Weights, version: int) -> None:
+        """Note that the engine has a version; its files go."""
+        self._held, self.version = weights, version
+        self._clear()
+
+    def lost(self) -> None:
+        """Note that nobody knows what the engine has: the next update is whole."""
+        self._held, self.version = None, -1
+        self._clear()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _clear(self) -> None:
+        for path in self._folder.iterdir():
+            with suppress(OSError):
+                path.unlink()
+
+
+def install(engine: Any, hand_over: HandOver, weights: Weights, version: int, *, recompute: bool = True) -> None:
+    """Put a version in force in a vLLM ``LLM`` between two of its steps, whole or not at all.
+
+    recompute: running requests compute their key-value cache anew; without it they keep it, and prompts need
+    ``cache_salt``. Raises WeightsRefused, after which the engine must not sample until an ``install`` succeeds.
+    """
+
+    def update(info: dict[str, Any]) -> None:
+        engine.collective_rpc("start_weight_update")
+        engine.collective_rpc("update_weights", kwargs={"update_info": info})
+        engine.collective_rpc("finish_weight_update")
+
+    if hand_over.version < 0:
+        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+    for last in (False, True):
+        try:
+            update(hand_over.prepare(weights, version))
+            break
+        except WeightsRefused:
+            raise
+        except Exception as error:  # vLLM wraps what a worker raises in errors of its own
+            _failed(hand_over, error, version, last=last)
+    hand_over.installed(weights, version)
+    engine.reset_prefix_cache(reset_running_requests=recompute)
+
+
+async def install_async(
+    engine: Any, hand_over: HandOver, weights: Weights, version: int, *, recompute: bool = True
+) -> None:
+    """The same for an ``AsyncLLM``, which is paused meanwhile; its completions then name ``version`` (text).
+
+    When it raises WeightsRefused the engine stays paused: its weights are not those of any version.
+    """
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+    async def update(info: dict[str, Any]) -> None:
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+        await engine.finish_weight_update(weight_version=str(version))
+
+    await engine.pause_generation(mode="keep", clear_cache=recompute)
+    if hand_over.version < 0:
+        await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+    for last in (False, True):
+        try:
+            await update(hand_over.prepare(weights, version))
+            break
+        except WeightsRefused:
+            await engine.resume_generation()  # nothing was sent: the version before is whole
+            raise
+        except Exception as error:  # vLLM wraps what a worker raises in errors of its own
+            _failed(hand_over, error, version, last=last)
+    hand_over.installed(weights, version)
+    await engine.resume_generation()
+
+
+def _failed(hand_over: HandOver, error: Exception, version: int, *, last: bool) -> None:
+    """After a failed update: whole weights next, or the end."""
+    hand_over.lost()
+    if last:
+        raise WeightsRefused(f"vLLM did not take version {version}, changed or whole: {error}") from error
+
+
+def _has_nan(values: NDArray[Any]) -> bool:
+    if values.dtype == np.uint16:
+        return bool(((values & np.uint16(0x7FFF)) > 0x7F80).any())
+    return bool(np.isnan(values).any()) if values.dtype.kind == "f" else False
+
+
+def _dtype_of(array: NDArray[Any]) -> str:
+    """Torch's name of an array's dtype; uint16 holds the bits of bfloat16."""
+    return "bfloat16" if array.dtype == np.uint16 else array.dtype.name
