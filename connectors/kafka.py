@@ -5,6 +5,7 @@ a message or a file. All clients share the rules of protocol 2 and 7: read commi
 range assignment, murmur2 partitioning, records up to 8 MB.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors import kafka_admin
-from headrace.connectors.kafka_errors import BrokerUnreachable, ErrorLog, MissingTopic, explain
+from headrace.connectors.kafka_errors import PASSING, BrokerUnreachable, ErrorLog, MissingTopic, explain
 from headrace.schemas.codec import decode
 from headrace.schemas.config import KafkaConfig
 from headrace.schemas.errors import ConfigurationError, RecordTooLarge, UndecodableRecord
@@ -26,8 +27,14 @@ from headrace.schemas.records import Record
 
 __all__ = ("Connection", "Consumer", "Producer", "RawRecord")
 
+log = logging.getLogger(__name__)
+
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest record, in bytes (protocol 2; ``max.message.bytes`` of the run's topics)."""
+MAX_POLL_MS = 300_000
+"""``max.poll.interval.ms`` of every consumer that does not say otherwise."""
+TELL_SECONDS = 10.0
+"""Who waits for a cluster says so this often."""
 _FRAMING_BYTES = 16 << 10
 """Room for headers and framing: a broker counts them against the topic's limit."""
 
@@ -109,6 +116,10 @@ class Connection:
     config: KafkaConfig
     run: str
     bootstrap: str
+    patience: float = 0.0
+    """Seconds that questions wait for a cluster that does not answer; 0: they fail at once (see ``patient``)."""
+    stopped: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Says that the process must stop: nothing is waited for any more."""
     _admin: AdminClient | None = field(default=None, repr=False)
     _admin_errors: ErrorLog = field(default_factory=ErrorLog, repr=False)
 
@@ -133,6 +144,11 @@ class Connection:
                     "it by kafka.ssl_key_location"
                 )
         return cls(config, check_run_id(run), address)
+
+    def patient(self, stopped: Callable[[], bool]) -> "Connection":
+        """This connection as the parts of a run use it: they outlive an outage of ``kafka.patience_seconds``."""
+        self.patience, self.stopped = self.config.patience_seconds, stopped
+        return self
 
     def topic(self, name: str) -> str:
         """The name on the cluster of a topic of this run."""
@@ -176,7 +192,7 @@ class Connection:
             "partition.assignment.strategy": "range",
             "session.timeout.ms": 6_000,
             "heartbeat.interval.ms": 1_000,
-            "max.poll.interval.ms": 300_000,
+            "max.poll.interval.ms": MAX_POLL_MS,
             "fetch.queue.backoff.ms": 10,
             "fetch.wait.max.ms": 500,
             "fetch.error.backoff.ms": 50,
@@ -223,26 +239,40 @@ class Connection:
 
     # the cluster
 
-    def wait_for_broker(self, timeout: float = 30.0, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Return once a broker answers, or ``stopped`` says so.
+    def wait_for_broker(
+        self, timeout: float | None = None, stopped: Callable[[], bool] | None = None, what: str = ""
+    ) -> None:
+        """Return once a broker answers, or ``stopped`` says so; says every few seconds what is waited for.
 
-        Raises BrokerUnreachable after ``timeout`` seconds, LoginRefused at once.
+        ``timeout`` is in seconds; without it a patient connection waits as long as its patience, others 30 s. ``what``
+        says what for. Raises BrokerUnreachable at its end, LoginRefused at once.
         """
-        end = time.monotonic() + timeout
+        timeout = timeout if timeout is not None else self.patience or 30.0
+        stopped = stopped or self.stopped
+        began = told = time.monotonic()
         while not stopped():
             try:
-                self.admin().list_topics(timeout=min(1.0, max(0.1, end - time.monotonic())))
+                self.admin().list_topics(timeout=min(1.0, max(0.1, began + timeout - time.monotonic())))
+                if told > began:
+                    log.warning("Kafka at %s is back after %.0f s", self.bootstrap, time.monotonic() - began)
                 return
             except KafkaException as error:
                 self.admin().poll(0)
                 self._admin_errors.raise_refused(self.bootstrap)
-                if time.monotonic() >= end:
-                    reason = self._admin_errors.last() or error.args[0].str()
-                    raise BrokerUnreachable(
-                        f"no Kafka broker answers at {self.bootstrap} within {timeout:g} s: {reason}; "
-                        "is it started, and are kafka.bootstrap and kafka.security_protocol what it wants?"
-                    ) from None
-                time.sleep(0.05)
+                reason = self._admin_errors.last() or error.args[0].str()
+            now = time.monotonic()
+            if now >= began + timeout:
+                raise BrokerUnreachable(
+                    f"no Kafka broker answers at {self.bootstrap} within {timeout:g} s{what and f' ({what})'}: "
+                    f"{reason}; is it started, and are kafka.bootstrap and kafka.security_protocol what it wants?"
+                ) from None
+            if now - told > (TELL_SECONDS if told > began else 1.0):
+                told = now
+                log.warning(
+                    "waiting for Kafka at %s%s: %s; up to %.0f s more",
+                    self.bootstrap, what and f", {what}", reason, began + timeout - now,
+                )  # fmt: skip
+            time.sleep(0.05)
 
     def answers(self, timeout: float = 1.0) -> bool:
         """True when a broker answers within ``timeout`` seconds."""
@@ -323,9 +353,10 @@ class Connection:
             while left:
                 message = consumer.poll(0.2)
                 if message is None:
-                    if time.monotonic() - quiet_since > timeout:
+                    quiet = time.monotonic() - quiet_since
+                    if quiet > max(timeout, self.patience) or self.stopped():
                         raise BrokerUnreachable(
-                            f"reading {self.topic(topic)} at {self.bootstrap}: nothing came for {timeout:g} s; "
+                            f"reading {self.topic(topic)} at {self.bootstrap}: nothing came for {quiet:.0f} s; "
                             f"{consumer.errors.last() or 'no error was reported'}"
                         )
                     continue
@@ -334,6 +365,8 @@ class Connection:
                 error = message.error()
                 if error is not None:
                     if error.code() != KafkaError._PARTITION_EOF:
+                        if self.patience and error.code() in PASSING:
+                            continue
                         raise explain(KafkaException(error), f"reading {self.topic(topic)}", self.bootstrap)
                     left.discard(partition)
                     continue
@@ -366,11 +399,18 @@ class Connection:
                 ) from None
 
     def _doing(self, what: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except KafkaException as error:
-            self._admin_errors.raise_refused(self.bootstrap)
-            raise explain(error, what, self.bootstrap, self._admin_errors) from error
+        """Ask the cluster; a patient connection asks again once a cluster that did not answer is back."""
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                self._admin_errors.raise_refused(self.bootstrap)
+                explained = explain(error, what, self.bootstrap, self._admin_errors)
+                left = until - time.monotonic()
+                if not isinstance(explained, BrokerUnreachable) or left <= 0 or self.stopped():
+                    raise explained from error
+            self.wait_for_broker(left, what=what)
 
 
 def _secret(variable: str) -> str:

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 
 __all__ = (
+    "PASSING",
     "BrokerUnreachable",
     "ErrorLog",
     "KafkaFailure",
@@ -32,6 +33,21 @@ _ACCESS_CODES = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
+
+
+PASSING = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""What a reader meets while a broker goes and comes back; a topic that is really missing was looked for before."""
 
 
 class KafkaFailure(HeadraceError):

@@ -26,6 +26,7 @@ __all__ = (
     "RolloutConfig",
     "RunConfig",
     "RunSection",
+    "RuntimeConfig",
     "StoreConfig",
     "StreamConfig",
     "TrainerConfig",
@@ -87,8 +88,27 @@ class KafkaConfig(Section):
     """File with the client's key."""
     replication_factor: int = Field(1, ge=1)
     """Copies of every topic; 3 on a cluster."""
+    patience_seconds: float = Field(600.0, gt=0)
+    """Time that a part waits for a cluster that does not answer, saying so, before it ends."""
     settings: dict[str, str] = Field(default_factory=dict)
     """Further librdkafka settings for every client, such as ``client.rack``."""
+
+
+class RuntimeConfig(Section):
+    """``[runtime]``: how operator workers keep the state of their tasks, and what they do with unusable records."""
+
+    on_disk: list[Literal["schedule", "assemble", "batch"]] = Field(default_factory=list)
+    """Sub-topologies whose state lies in SQLite files instead of memory, for pools larger than memory."""
+    folder: str = ""
+    """Where these files lie, on each operator's machine; empty: ``state`` in the run folder."""
+    standby: list[Literal["schedule", "assemble", "batch"]] = Field(default_factory=lambda: ["schedule"])
+    """Sub-topologies of which every operator worker follows the state of tasks that others run: takeover is instant."""
+    standby_bytes: int = Field(64 << 20, ge=0)
+    """State that one worker follows at most; above it, it follows nothing and restores on demand."""
+    max_unusable_share: float = Field(0.5, gt=0, le=1)
+    """Share of unusable records among the last ``unusable_window`` of a topic above which a task stops; 1: never."""
+    unusable_window: int = Field(200, ge=1)
+    """Records over which this share is measured."""
 
 
 class RegistryConfig(Section):
@@ -329,6 +349,7 @@ class RunConfig(Section):
 
     run: RunSection = RunSection()
     kafka: KafkaConfig = KafkaConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     registry: RegistryConfig = RegistryConfig()
     store: StoreConfig = StoreConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -1,129 +1,236 @@
 """Bring tasks to the state of their last commit: changelogs into stores, positions agreed with the group's offsets.
 
-Both were written by one transaction, so they must be equal; missing group offsets (they expire) are taken from the
-changelog, different ones are refused after the time in which a transaction's markers may still be on their way
-(protocol 2).
+In slices: ``begin`` takes tasks that were created or suspended, every ``step`` does a little and gives those that are
+ready. Group offsets and changelog were written by one transaction, so they must be equal; missing offsets (they expire)
+are taken from the changelog, different ones are refused after the time in which a transaction's markers may still be on
+their way (protocol 2).
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from headrace.connectors.kafka import Connection
-from headrace.connectors.kafka_errors import KafkaFailure
-from headrace.connectors.lifetime import StopSignal
-from headrace.connectors.transaction import TRANSACTION_TIMEOUT_MS, ProducerLost
+from headrace.connectors.transaction import TRANSACTION_TIMEOUT_MS
+from headrace.pipeline.runtime.copies import Copies
 from headrace.pipeline.runtime.frontier import Place
+from headrace.pipeline.runtime.metrics import StageMetrics
 from headrace.pipeline.runtime.questions import Questions
+from headrace.pipeline.runtime.store import OverlayStore
 from headrace.pipeline.runtime.task import Task, TaskState
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("Attacher",)
+__all__ = ("Attached", "Attacher")
 
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.5 * TRANSACTION_TIMEOUT_MS / 1000
 """Time in which a transaction that somebody left open has ended everywhere."""
+ASK_SECONDS = 0.05
+"""First patience with one question, while other tasks wait for the answer; it doubles with every question in vain."""
+LONGEST_ASK_SECONDS = 2.0
+AGAIN_SECONDS = 0.05
+SLICE_SECONDS = 0.01
+"""Time that ready tasks give to restoring ones in a turn."""
+IDLE_SLICE_SECONDS = 0.1
+"""... and when there is no ready task."""
+GATHER_SECONDS = 0.5
+"""Ready tasks wait so long for others, because each start makes the consumer fetch anew for all that run."""
+SUSPEND_SECONDS = 0.3
+"""Time in which the markers of a task's own last commit are waited for."""
 
 Attached = list[tuple[Task, dict[Place, int]]]
 
 
-class Attacher:
-    """Restores the tasks of one worker."""
+@dataclass(slots=True)
+class _Coming:
+    """A task on its way: the group's offsets once they are known, and when to ask (again)."""
 
-    def __init__(self, connection: Connection, questions: Questions, stop: StopSignal) -> None:
+    task: Task
+    until: float
+    began: float
+    offsets: Mapping[Place, int] = field(default_factory=dict)
+    ask_at: float = 0.0
+    patience: float = ASK_SECONDS
+    asked: bool = False
+    positions: dict[Place, int] | None = None
+    """Where to read on: the task is ready."""
+    ready_at: float = 0.0
+
+    def ready(self, positions: dict[Place, int]) -> None:
+        self.positions, self.ready_at = positions, time.monotonic()
+
+
+class Attacher:
+    """Attaches the tasks of one worker; ``make`` gives a new task over stores."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        questions: Questions,
+        copies: Copies,
+        metrics: StageMetrics,
+        make: Callable[[int, tuple[Place, ...], Mapping[str, OverlayStore]], Task],
+    ) -> None:
         self._connection = connection
+        self._make = make
         self._questions = questions
-        self._stop = stop
+        self._copies = copies
+        self._metrics = metrics
+        self._coming: dict[int, _Coming] = {}
+
+    # suspended tasks
 
     def suspend(self, tasks: Sequence[Task]) -> list[Task]:
         """Tasks whose partitions were revoked, right after their last commit: note where their changelogs end.
 
-        Those that cannot be asked about within a second are closed instead.
+        Those that cannot be asked about are closed instead.
         """
-        kept = []
-        ends = self._questions.ends([(topic, task.number) for task in tasks for topic in task.changelogs().values()])
-        for task in tasks:
-            task.move_to(TaskState.CLOSED if ends is None else TaskState.SUSPENDED)
-            if ends is not None:
-                task.changelog_end = sum(ends[topic, task.number] for topic in task.changelogs().values())
-                kept.append(task)
-        return kept
-
-    def attach(self, tasks: Sequence[Task], again: Callable[[int, tuple[Place, ...]], Task]) -> Attached:
-        """Restore created tasks, keep suspended ones that nobody wrote to since; returns each with its positions.
-
-        ``again`` makes a task anew. Raises ConfigurationError when offsets and changelog do not agree, ProducerLost
-        on stop.
-        """
-        until = time.monotonic() + SETTLE_SECONDS
-        while tasks:
-            committed = self._questions.committed([place for task in tasks for place in task.places])
-            ends = self._settled_ends(tasks, until)
-            tasks = [self._usable(task, ends, again) for task in tasks]
-            if self._restore([task for task in tasks if task.state is TaskState.RESTORING]):
-                offsets = {place: offset for place, (offset, _) in committed.items()}
-                attached = [(task, _agreed(task, offsets)) for task in tasks]
-                different = [task for task, positions in attached if positions is None]
-                if not different:
-                    return [(task, positions) for task, positions in attached if positions is not None]
-                if time.monotonic() > until:
-                    raise ConfigurationError(self._explain(different[0], offsets))
-            if self._stop.wait(0.2):
-                raise ProducerLost("stopped while attaching tasks")
-            tasks = [self._anew(task, again) for task in tasks]
-        return []
-
-    def _usable(self, task: Task, ends: dict[Place, int], again: Callable[[int, tuple[Place, ...]], Task]) -> Task:
-        if task.state is TaskState.SUSPENDED:
-            now = sum(ends[topic, task.number] for topic in task.changelogs().values())
-            if now == task.changelog_end:
-                return task
-            task = self._anew(task, again)
-        task.move_to(TaskState.RESTORING)
-        return task
-
-    def _anew(self, task: Task, again: Callable[[int, tuple[Place, ...]], Task]) -> Task:
-        task.move_to(TaskState.CLOSED)
-        return again(task.number, task.places)
-
-    def _settled_ends(self, tasks: Sequence[Task], until: float) -> dict[Place, int]:
-        """Last stable ends of the changelogs, once no transaction is open in them or time is up."""
+        if not tasks:
+            return []
         places = [(topic, task.number) for task in tasks for topic in task.changelogs().values()]
-        while True:
-            stable = self._ends(places, committed=True)
-            if stable == self._ends(places, committed=False) or time.monotonic() > until:
-                return stable
-            if self._stop.wait(0.05):
-                raise ProducerLost("stopped while attaching tasks")
+        until = time.monotonic() + SUSPEND_SECONDS
+        while (ends := self._questions.ends(places)) is not None and time.monotonic() < until:
+            newest = {t: self._questions.all_ends(t, committed=False) for t, _ in places}
+            if all(newest[topic][number] == end for (topic, number), end in ends.items()):
+                break
+        for task in tasks:
+            if ends is None:
+                task.close()
+            else:
+                task.move_to(TaskState.SUSPENDED)
+                task.changelog_ends = {topic: ends[topic, task.number] for topic in task.changelogs().values()}
+        return [task for task in tasks if task.state is TaskState.SUSPENDED]
 
-    def _ends(self, places: Sequence[Place], *, committed: bool) -> dict[Place, int]:
-        topics = {topic for topic, _ in places}
-        found = {
-            topic: self._questions.patiently(
-                "the end of a changelog", partial(self._connection.end_offsets, topic, committed=committed)
-            )
-            for topic in topics
-        }
-        return {(topic, partition): found[topic][partition] for topic, partition in places}
+    # the way
 
-    def _restore(self, tasks: Sequence[Task]) -> bool:
-        """Read the changelogs into the tasks' stores; False when the broker went away on the way."""
-        by_number = {task.number: task for task in tasks}
-        for store, topic in tasks[0].changelogs().items() if tasks else ():
-            began, records = time.monotonic(), 0
-            try:
-                for raw in self._connection.read_topic(topic, dict.fromkeys(by_number, 0)):
-                    by_number[raw.partition].restore(store, [(raw.key, raw.value)])
-                    records += 1
-            except KafkaFailure as error:
-                log.warning("restoring from %s: %s; again", topic, error)
-                return False
-            log.info("restored %s: %d records in %.2f s", topic, records, time.monotonic() - began)
-        return True
+    def begin(self, tasks: Iterable[Task]) -> None:
+        """Start with tasks that are created or suspended."""
+        now = time.monotonic()
+        for task in tasks:
+            self._coming[task.number] = _Coming(task, now + SETTLE_SECONDS, now)
 
-    def _explain(self, task: Task, committed: dict[Place, int]) -> str:
+    @property
+    def busy(self) -> bool:
+        """True while tasks are on their way."""
+        return bool(self._coming)
+
+    def places(self) -> list[Place]:
+        """Input partitions of the tasks on their way."""
+        return [place for coming in self._coming.values() for place in coming.task.places]
+
+    def call_off(self) -> list[Task]:
+        """The partitions were revoked: close the tasks on their way, but give back those that are still suspended.
+
+        What was read of changelogs is kept for the next time.
+        """
+        suspended = []
+        for number, coming in self._coming.items():
+            if coming.task.state is TaskState.SUSPENDED:
+                suspended.append(coming.task)
+                continue
+            coming.task.close(keep_stores=self._copies.stores_of(number) is not None)
+            self._copies.release(number)
+        self._coming = {}
+        return suspended
+
+    def step(self, *, others: bool) -> Attached:
+        """Do a slice of the work, a short one when there are ``others`` that could run; returns what is ready.
+
+        Raises ConfigurationError when offsets and changelog do not agree, ProducerLost on stop.
+        """
+        self._ask()
+        self._copies.read(SLICE_SECONDS if others else IDLE_SLICE_SECONDS, wait=not others and self.busy)
+        for coming in self._coming.values():
+            if coming.task.state is TaskState.RESTORING and coming.asked and coming.positions is None:
+                self._check(coming)
+        ready = [c for c in self._coming.values() if c.positions is not None]
+        waits = others and len(ready) < len(self._coming)
+        if not ready or (waits and time.monotonic() - min(c.ready_at for c in ready) < GATHER_SECONDS):
+            return []
+        return [(coming.task, self._out(coming)) for coming in ready]
+
+    def _out(self, coming: _Coming) -> dict[Place, int]:
+        """Let a ready task go; returns its positions."""
+        number = coming.task.number
+        del self._coming[number]
+        restored = coming.task.state is TaskState.RESTORING
+        if restored:
+            self._copies.take(number)
+        self._metrics.count("tasks_restored_total" if restored else "tasks_resumed_total")
+        log.info("task %d is ready after %.2f s", number, time.monotonic() - coming.began)
+        return coming.positions or {}
+
+    def _check(self, coming: _Coming) -> None:
+        """See whether a restoration is complete and agrees with the group's offsets."""
+        if not self._copies.restored(coming.task.number):
+            return
+        positions = _agreed(coming.task, coming.offsets)
+        if positions is not None:
+            coming.ready(positions)
+        elif time.monotonic() > coming.until:
+            raise ConfigurationError(self._explain(coming.task, coming.offsets))
+        else:
+            coming.asked, coming.ask_at = False, time.monotonic() + AGAIN_SECONDS
+
+    def _ask(self) -> None:
+        """Ask what is to be known of tasks; those that were suspended and that nobody wrote to since are ready."""
+        now = time.monotonic()
+        asking = [c for c in self._coming.values() if not c.asked and c.ask_at <= now and c.positions is None]
+        suspended = [c for c in asking if c.task.state is TaskState.SUSPENDED]
+        for coming, ends in self._settled(suspended):
+            self._resume(coming, ends)
+        created = [c for c in asking if c.task.state is not TaskState.SUSPENDED]
+        if created and not suspended:
+            self._look_up(created)
+
+    def _resume(self, coming: _Coming, ends: dict[str, int]) -> None:
+        """Go on with a suspended task, or restore what others wrote since."""
+        task = coming.task
+        if ends == task.changelog_ends:
+            coming.ready(task.saved_positions() or dict.fromkeys(task.places, 0))
+            return
+        self._copies.keep(task.number, task.stores_by_topic(), task.changelog_ends)
+        coming.task = self._make(task.number, task.places, task.stores)
+        task.close(keep_stores=True)
+
+    def _look_up(self, created: list[_Coming]) -> None:
+        """Offsets first, then the ends of the changelogs; one task alone once all together got no answer."""
+        created = created if all(c.patience == ASK_SECONDS for c in created) else created[:1]
+        places = [place for coming in created for place in coming.task.places]
+        offsets = self._questions.committed_within(places, max(c.patience for c in created))
+        now = time.monotonic()
+        if offsets is None:
+            for coming in created:
+                coming.patience = min(LONGEST_ASK_SECONDS, 2 * coming.patience)
+                coming.ask_at = now + AGAIN_SECONDS
+            if now <= created[0].until:
+                return
+            # Whoever left these offsets pending was fenced by now; the changelog says what was committed.
+            offsets = dict.fromkeys(places, -1)
+        for coming, ends in self._settled(created):
+            task = coming.task
+            coming.asked, coming.offsets = True, {place: offsets[place] for place in task.places}
+            if task.state is TaskState.CREATED:
+                task.move_to(TaskState.RESTORING)
+            self._copies.restore(task.number, task.stores_by_topic(), ends)
+
+    def _settled(self, coming: list[_Coming]) -> list[tuple[_Coming, dict[str, int]]]:
+        """Last stable ends of the changelogs of those tasks in which no transaction is open, or whose time is up."""
+        topics = sorted({topic for c in coming for topic in c.task.changelogs().values()})
+        stable = {t: self._questions.all_ends(t, committed=True) for t in topics}
+        newest = {t: self._questions.all_ends(t, committed=False) for t in topics}
+        out, now = [], time.monotonic()
+        for one in coming:
+            number, own = one.task.number, one.task.changelogs().values()
+            if now > one.until or all(stable[t][number] == newest[t][number] for t in own):
+                out.append((one, {t: stable[t][number] for t in own}))
+            else:
+                one.ask_at = now + AGAIN_SECONDS
+        return out
+
+    def _explain(self, task: Task, committed: Mapping[Place, int]) -> str:
         saved = task.saved_positions() or {}
         places = [
             f"{self._connection.topic(topic)}[{p}]: group {committed[topic, p]}, changelog {saved.get((topic, p), -1)}"
@@ -137,7 +244,7 @@ class Attacher:
         )
 
 
-def _agreed(task: Task, committed: dict[Place, int]) -> dict[Place, int] | None:
+def _agreed(task: Task, committed: Mapping[Place, int]) -> dict[Place, int] | None:
     """Where to read on; None when the group's offsets and the changelog differ."""
     saved = task.saved_positions()
     if saved is None:

@@ -5,13 +5,13 @@ the call as a whole. Records are encoded when they are emitted, so that a record
 that made it, not the transaction.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import NamedTuple
 
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.stage import Metrics, Received, Store
-from headrace.pipeline.runtime.store import MAX_VALUE_BYTES, MemoryStore, StoreView
+from headrace.pipeline.runtime.store import MAX_VALUE_BYTES, OverlayStore, StoreView
 from headrace.pipeline.runtime.timers import Timers
 from headrace.schemas.checks import describe
 from headrace.schemas.codec import encode, headers_of
@@ -45,7 +45,7 @@ class TaskContext:
         sub_topology: str,
         partition: int,
         places: tuple[Place, ...],
-        stores: dict[str, MemoryStore],
+        stores: Mapping[str, OverlayStore],
         timers: Timers,
         frontier: Frontier,
         metrics: Metrics,

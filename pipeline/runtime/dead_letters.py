@@ -1,14 +1,18 @@
 """Dead letters: a record that a stage could not use, kept with its original bytes and the reason.
 
 The value is the original one, the headers are the six of Kafka Streams (``__streams.errors.*``) after the record's own.
-Above 1 MB the letter holds the first 64 KB and, in headers, the size and the sha256 of all.
+Above 1 MB the letter holds the first 64 KB and, in headers, the size and the sha256 of all. ``UnusableShare`` ends a
+task before a flood of such records fills a disk or eats a data set.
 """
 
 import hashlib
 import traceback
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
-__all__ = ("TOPIC", "letter_headers", "letter_value")
+from headrace.schemas.errors import ConfigurationError
+
+__all__ = ("TOPIC", "UnusableFlood", "UnusableShare", "letter_headers", "letter_value")
 
 TOPIC = "dead-letters"
 _WHOLE_BYTES = 1 << 20
@@ -57,3 +61,36 @@ def letter_headers(
             ("hr-sha256", hashlib.sha256(value).hexdigest().encode()),
         ]
     return out
+
+
+class UnusableFlood(ConfigurationError):
+    """Most records of a topic cannot be used: a person has to look before more of them are set aside."""
+
+
+class UnusableShare:
+    """Which of the last ``window`` records of each topic were unusable, against the ``share`` that is allowed."""
+
+    def __init__(self, window: int, share: float) -> None:
+        self._share = share
+        self._allowed = window * share
+        self._last: dict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=window))
+        self._bad: dict[str, int] = defaultdict(int)
+
+    def usable(self, topic: str) -> None:
+        """Note a record that was used."""
+        last = self._last[topic]
+        if self._bad[topic] and len(last) == last.maxlen:
+            self._bad[topic] -= last[0]
+        last.append(False)
+
+    def unusable(self, topic: str, where: str, error: Exception) -> None:
+        """Note one that went to the dead letters from the place ``where``. Raises UnusableFlood."""
+        self.usable(topic)
+        self._last[topic][-1] = True
+        self._bad[topic] += 1
+        if self._bad[topic] > self._allowed and self._share < 1:
+            raise UnusableFlood(
+                f"{self._bad[topic]} of the last {len(self._last[topic])} records of {topic} could not be used, the "
+                f"last at {where}: {type(error).__name__}: {error}. They are in the dead letters (headrace "
+                "dead-letters list). Mend what writes or reads them; runtime.max_unusable_share=1 goes on regardless"
+            )

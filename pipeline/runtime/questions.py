@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
@@ -58,6 +59,18 @@ class Questions:
             return None
         return {(unprefixed(self._connection.run, p.topic), p.partition): p.offset for p in found}
 
+    def all_ends(self, topic: str, *, committed: bool) -> dict[int, int]:
+        """End of each partition of a topic: last stable offset, or the newest; waits while the broker is away.
+
+        Raises ProducerLost when the process must stop first.
+        """
+        ask = partial(self._connection.end_offsets, topic, committed=committed)
+        return self.patiently(f"the ends of {topic}", ask)
+
+    def first(self, place: Place) -> int:
+        """First offset that a partition holds; waits as ``all_ends`` does."""
+        return self.patiently(f"the start of {place[0]}", partial(self._connection.start_offsets, place[0]))[place[1]]
+
     def outsider(self) -> Any:
         """Metadata of the group for who is no member of it: never fences, is never fenced."""
         return self._asker.consumer_group_metadata()
@@ -75,20 +88,24 @@ class Questions:
 
         Raises Unanswered when that takes longer than ``limit`` seconds.
         """
+        return self.patiently("the group's committed offsets", lambda: self._committed(places, CALL_SECONDS), limit)
 
-        def ask() -> dict[Place, tuple[int, Mark | None]]:
-            wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
-            out = {}
-            for p in self._asker.committed(wanted, timeout=CALL_SECONDS):
-                if p.error is not None:
-                    raise KafkaException(p.error)
-                out[unprefixed(self._connection.run, p.topic), p.partition] = (
-                    max(-1, p.offset),
-                    Mark.parse(p.metadata),
-                )
-            return out
+    def committed_within(self, places: Sequence[Place], seconds: float) -> dict[Place, int] | None:
+        """The group's committed offsets (-1 for none), None when an open transaction or the broker keeps them back."""
+        try:
+            return {place: offset for place, (offset, _) in self._committed(places, seconds).items()}
+        except KafkaException as error:
+            log.info("the group's committed offsets: %s; again", error)
+            return None
 
-        return self.patiently("the group's committed offsets", ask, limit)
+    def _committed(self, places: Sequence[Place], seconds: float) -> dict[Place, tuple[int, Mark | None]]:
+        wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
+        out = {}
+        for p in self._asker.committed(wanted, timeout=seconds):
+            if p.error is not None:
+                raise KafkaException(p.error)
+            out[unprefixed(self._connection.run, p.topic), p.partition] = (max(-1, p.offset), Mark.parse(p.metadata))
+        return out
 
     def marks(self, places: Sequence[Place], limit: float = math.inf) -> list[Mark | None]:
         """The marks in the committed offsets of places. Raises Unanswered after ``limit`` seconds without an answer."""

@@ -1,25 +1,26 @@
 """One task: a stage over its stores, timers and input positions, with every effect of a call made or none.
 
 A task knows no Kafka client: records come in through ``take``, outputs and changelog records go out through a sink (the
-worker's transaction), and ``commit`` or ``reset`` say how the transaction ended. Its life is created, restoring,
-running, suspended (partitions revoked, stores kept), closed.
+worker's transaction), and ``commit`` or ``reset`` say how the transaction ended. ``lifecycle`` has the steps of its
+life.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headrace.connectors.transaction import SWEEP_RECORD, ProducerLost, TransactionAborted
 from headrace.pipeline.runtime.context import Output, TaskContext
 from headrace.pipeline.runtime.dead_letters import TOPIC as DEAD_LETTERS
-from headrace.pipeline.runtime.dead_letters import letter_headers, letter_value
+from headrace.pipeline.runtime.dead_letters import UnusableShare, letter_headers, letter_value
 from headrace.pipeline.runtime.frontier import Frontier, Place
+from headrace.pipeline.runtime.lifecycle import TaskState, moved
 from headrace.pipeline.runtime.metrics import StageMetrics
+from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
-from headrace.pipeline.runtime.store import MemoryStore
+from headrace.pipeline.runtime.store import MemoryStore, OverlayStore
 from headrace.pipeline.runtime.timers import Timers
 from headrace.schemas.codec import decode
 from headrace.schemas.config import RunConfig
@@ -37,25 +38,6 @@ TIMER_BUDGET_SECONDS = 0.05
 """Time for timers within one turn; the rest fire in the next."""
 
 Headers = list[tuple[str, bytes | None]]
-
-
-class TaskState(Enum):
-    """Where a task stands in its life."""
-
-    CREATED = "created"
-    RESTORING = "restoring"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    CLOSED = "closed"
-
-
-_NEXT: Mapping[TaskState, frozenset[TaskState]] = {
-    TaskState.CREATED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
-    TaskState.RESTORING: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
-    TaskState.RUNNING: frozenset({TaskState.SUSPENDED, TaskState.CLOSED}),
-    TaskState.SUSPENDED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
-    TaskState.CLOSED: frozenset(),
-}
 
 
 class Sink(Protocol):
@@ -99,7 +81,9 @@ class Task:
         metrics: Metrics,
         clock: Callable[[], int],
         pause: Callable[[list[Place], bool], None],
+        stores: Mapping[str, OverlayStore] | None = None,
     ) -> None:
+        """``stores`` by name are taken over with what they hold; without them the task starts with empty memory."""
         self.number = number
         self.places = places
         self.state = TaskState.CREATED
@@ -109,8 +93,8 @@ class Task:
         """Monotonic time of the last ``act``."""
         self.committed = time.monotonic()
         """Monotonic time of the last commit."""
-        self.changelog_end = -1
-        """End of the changelog when the task was suspended."""
+        self.changelog_ends: dict[str, int] = {}
+        """Ends of the changelogs when the task was suspended."""
         self._config = config
         self._sub_topology = sub_topology
         self._factory = factory
@@ -118,16 +102,17 @@ class Task:
         self._frontier = frontier
         self._clock = clock
         self._metrics = StageMetrics(metrics, sub_topology)
-        self._stores = {name: MemoryStore() for name in STORES[sub_topology]}
-        self._first = next(iter(self._stores.values()))
+        self.stores: Mapping[str, OverlayStore] = dict(stores or {name: MemoryStore() for name in STORES[sub_topology]})
+        self._first = next(iter(self.stores.values()))
         self._timers = Timers(self._first)
         self._due_ends: tuple[int, dict[Place, int]] | None = None
+        self._share = UnusableShare(config.runtime.unusable_window, config.runtime.max_unusable_share)
         self._context = TaskContext(
             config=config,
             sub_topology=sub_topology,
             partition=number,
             places=places,
-            stores=self._stores,
+            stores=self.stores,
             timers=self._timers,
             frontier=frontier,
             metrics=self._metrics,
@@ -138,18 +123,22 @@ class Task:
     # life
 
     def move_to(self, state: TaskState) -> None:
-        """The one transition function. Raises RuntimeError for a step that the life of a task does not have."""
-        if state not in _NEXT[self.state]:
-            raise RuntimeError(f"task {self._sub_topology}[{self.number}] cannot go from {self.state} to {state}")
-        self.state = state
+        """Take a step in the task's life. Raises IllegalTransition for one that it does not have."""
+        self.state = moved(f"{self._sub_topology}[{self.number}]", self.state, state)
+
+    def close(self, *, keep_stores: bool = False) -> None:
+        """The end of this task. Its stores are freed unless somebody else has them now. Raises IllegalTransition."""
+        self.move_to(TaskState.CLOSED)
+        for store in self.stores.values() if not keep_stores else ():
+            store.close()
+
+    def stores_by_topic(self) -> dict[str, OverlayStore]:
+        """The stores by the name of their changelog topic."""
+        return {topic: self.stores[name] for name, topic in self.changelogs().items()}
 
     def changelogs(self) -> dict[str, str]:
         """Changelog topic of each store."""
-        return {name: changelog_topic(self._sub_topology, name) for name in self._stores}
-
-    def restore(self, store: str, entries: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        """Fold records of a store's changelog, in order."""
-        self._stores[store].restore(entries)
+        return {name: changelog_topic(self._sub_topology, name) for name in self.stores}
 
     def saved_positions(self) -> dict[Place, int] | None:
         """Input positions in the changelog; None when the task never committed."""
@@ -198,7 +187,7 @@ class Task:
     def take(self, message: Message) -> None:
         """Fold one record; one that cannot be used goes to ``dead-letters`` and leaves no half effects.
 
-        Raises TransactionAborted, ProducerLost.
+        Raises TransactionAborted, ProducerLost; UnusableFlood, its dead letter written, when too many cannot be used.
         """
         self._frontier.read((message.topic, message.partition), message.offset)
         self.touched = True
@@ -221,14 +210,15 @@ class Task:
         self._begin_call()
         try:
             self._stage.process(received, self._context)
-        except (TransactionAborted, ProducerLost, ConfigurationError):
+        except (TransactionAborted, ProducerLost, ConfigurationError, StoreFile):
             raise
         except Exception as error:  # the seam of per-record atomicity: whatever a stage or plug-in raises
             self._undo_call()
-            self._bury(message, error)
             self._open()
+            self._bury(message, error)
         else:
             self._end_call()
+            self._share.usable(message.topic)
 
     def fire_timers(self) -> None:
         """Fire what is due, once the inputs have been read to the ends seen after it became due (protocol 7)."""
@@ -277,7 +267,7 @@ class Task:
     def _begin_call(self) -> None:
         self._context.begin_call(self._clock())
         self._timers.mark()
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.mark()
 
     def _end_call(self) -> None:
@@ -290,7 +280,7 @@ class Task:
     def _undo_call(self) -> None:
         self._context.outputs.clear()
         self._timers.undo()
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.undo()
 
     def _bury(self, message: Message, error: Exception) -> None:
@@ -307,13 +297,14 @@ class Task:
             stage=self._sub_topology,
         )
         self._sink(DEAD_LETTERS, 0, None, letter_value(message.value), headers)
+        self._share.unusable(message.topic, f"{self._config.run.id}.{where}", error)
 
     # the transaction
 
     @property
     def dirty(self) -> bool:
         """True when a commit has something to say of this task."""
-        return self.touched or any(store.dirty for store in self._stores.values())
+        return self.touched or any(store.dirty for store in self.stores.values())
 
     def positions(self) -> dict[Place, int]:
         """Next offset of every input."""
@@ -325,19 +316,19 @@ class Task:
         entry = {"saved_ms": self._clock(), "at": at}
         self._first.put(POSITIONS_KEY, json.dumps(entry, separators=(",", ":")).encode())
         for name, topic in self.changelogs().items():
-            for key, value in self._stores[name].changes():
+            for key, value in self.stores[name].changes():
                 self._sink(topic, self.number, key, value, [])
 
     def commit(self) -> None:
         """The transaction was committed."""
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.commit()
         self.touched = False
         self.committed = time.monotonic()
 
     def reset(self) -> dict[Place, int]:
         """The transaction was aborted: forget its writes, open a new stage; returns the committed positions."""
-        for store in self._stores.values():
+        for store in self.stores.values():
             store.abort()
         self._timers.reload()
         self._due_ends = None

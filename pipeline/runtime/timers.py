@@ -8,7 +8,7 @@ that the inputs were read far enough.
 import heapq
 import struct
 
-from headrace.pipeline.runtime.store import MemoryStore
+from headrace.pipeline.runtime.store import OverlayStore
 
 __all__ = ("TIMER_PREFIX", "Timers")
 
@@ -20,7 +20,7 @@ _ENTRY = struct.Struct("<qq")
 class Timers:
     """Timers by key over a store; all times in milliseconds since the epoch."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: OverlayStore) -> None:
         self._store = store
         self._armed: dict[str, tuple[int, int]] = {}
         self._heap: list[tuple[int, str]] = []

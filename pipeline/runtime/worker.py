@@ -7,23 +7,26 @@ aborted, the producer is lost, or the group moves partitions.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.connectors.kafka import Connection, RawRecord
+from headrace.connectors.kafka import MAX_POLL_MS, Connection, RawRecord
 from headrace.connectors.kafka_errors import KafkaFailure, MissingTopic, error_of
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.transaction import ProducerLost, TransactionAborted, Watchdog
 from headrace.pipeline.runtime.assignment import tasks_of
 from headrace.pipeline.runtime.attach import Attacher
 from headrace.pipeline.runtime.claim import BACK_OFF_SECONDS, Claim
+from headrace.pipeline.runtime.dead_letters import UnusableFlood
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.members import Membership
-from headrace.pipeline.runtime.metrics import Registry
+from headrace.pipeline.runtime.metrics import Registry, StageMetrics
 from headrace.pipeline.runtime.questions import Questions
+from headrace.pipeline.runtime.shelf import Shelf
 from headrace.pipeline.runtime.stage import StageFactory
+from headrace.pipeline.runtime.store import OverlayStore
 from headrace.pipeline.runtime.task import Task, TaskState
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError
@@ -48,6 +51,11 @@ KEEP_SECONDS = 10.0
 """A task with timers commits at least so often, so that its changelog says until when it was run."""
 FORGOTTEN_SECONDS = 20.0
 """A member that the group does not know joins anew when nobody calls it for so long."""
+LONGEST_POLL_MS = 86_400_000
+POLL_GROWTH = 4
+"""``max.poll.interval.ms`` grows so much when a turn was longer, up to a day: the step that took so long is repeated
+once, not for ever.
+"""
 FETCH_WAIT_MS = 200
 """Long poll of the inputs: how late the end of a quiet partition is noticed."""
 
@@ -87,12 +95,14 @@ class Worker:
         self._watchdog = watchdog or Watchdog(connection.answers)
         self._clock = clock
         self._tasks: dict[int, Task] = {}
+        """Tasks that run; others are on their way (attacher) or suspended."""
         self._suspended: dict[int, Task] = {}
         self._places: dict[Place, Task] = {}
         self._trouble: Exception | None = None
         self._counts: dict[str, int] = {}
         self._folded = self._commits = 0
         self._reported = time.monotonic()
+        self._poll_ms = int(config.kafka.settings.get("max.poll.interval.ms", MAX_POLL_MS))
         self._expelled: float | None = None
         """Since when the group does not know this member, by the monotonic clock."""
 
@@ -143,7 +153,10 @@ class Worker:
             clock=self._clock,
         )
         self._frontier = Frontier(self._questions.ends, self._questions.newest, self._on_outage, self._clock)
-        self._attacher = Attacher(connection, self._questions, self._stop)
+        self._shelf = Shelf(connection, self._config, sub, self._instance, self._counts, self._questions, self._metrics)
+        self._attacher = Attacher(
+            connection, self._questions, self._shelf.copies, StageMetrics(self._metrics, sub), self._new_task
+        )
 
     def _make_consumer(self) -> None:
         self._consumer = self._connection.consumer(
@@ -152,10 +165,13 @@ class Worker:
             group_instance_id=self._instance,
             enable_partition_eof=True,
             fetch_wait_max_ms=FETCH_WAIT_MS,
+            max_poll_interval_ms=self._poll_ms,
         )
         self._members = Membership(self._connection, self._consumer, self._on_revoke, self._on_lost)
 
-    def _new_task(self, number: int, places: tuple[Place, ...]) -> Task:
+    def _new_task(
+        self, number: int, places: tuple[Place, ...], stores: Mapping[str, OverlayStore] | None = None
+    ) -> Task:
         return Task(
             config=self._config,
             sub_topology=self._sub_topology,
@@ -167,6 +183,7 @@ class Worker:
             metrics=self._metrics,
             clock=self._clock,
             pause=self._pause,
+            stores=stores or self._shelf.stores_for(number),
         )
 
     def _write(
@@ -211,7 +228,13 @@ class Worker:
             self._attach()
         elif self._expelled is not None and time.monotonic() - self._expelled > FORGOTTEN_SECONDS:
             raise ConsumerLost("the group does not know this member and does not call it")
-        self._read()
+        if self._attacher.busy or self._shelf.held:
+            self._take_up()
+        try:
+            self._read()
+        except UnusableFlood:
+            self._commit()
+            raise
         if self._members.given is not None or self._trouble is not None:
             return
         tasks = self._tasks.values()
@@ -255,6 +278,8 @@ class Worker:
 
     def _patience(self) -> float:
         """How long the first poll of a turn may wait."""
+        if self._attacher.busy:
+            return 0.0
         if not self._tasks:
             return TICK_SECONDS
         due = min((d for t in self._tasks.values() if (d := t.next_due_ms()) is not None), default=None)
@@ -277,6 +302,10 @@ class Worker:
             return True
         if error.code() == KafkaError._FATAL or error.fatal():
             raise ConsumerLost(error.str())
+        if error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            # The same records would take as long again, and again end in an expulsion.
+            self._poll_ms = min(LONGEST_POLL_MS, POLL_GROWTH * self._poll_ms)
+            raise ConsumerLost(f"one turn took longer than max.poll.interval.ms; from now on {self._poll_ms} ms")
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             self._out_of_range(self._place(message), error.str())
         else:
@@ -338,24 +367,30 @@ class Worker:
             (self._consumer.pause if paused else self._consumer.resume)(partitions)
 
     def _attach(self) -> None:
-        """Take over the partitions that the group gave: restore, position, open, leave the mark."""
+        """Set out for the tasks whose partitions the group gave; those that were suspended come back first."""
         plan = tasks_of(self._sub_topology, self._members.given or [], self._counts)
-        for number in set(self._suspended) - set(plan):
-            self._suspended.pop(number).move_to(TaskState.CLOSED)
-        tasks = [
-            self._suspended.pop(n) if n in self._suspended else self._new_task(n, places) for n, places in plan.items()
-        ]
-        attached = self._attacher.attach(tasks, self._new_task)
         self._members.given = self._expelled = None
-        positions: dict[Place, int] = {}
-        for task, at in attached:
+        elsewhere = [task for number, task in self._suspended.items() if number not in plan]
+        back = {number: task for number, task in self._suspended.items() if number in plan}
+        self._suspended = {}
+        self._shelf.arrange(elsewhere, plan)
+        self._attacher.begin(back.get(number) or self._new_task(number, places) for number, places in plan.items())
+        log.info("%s: given tasks %s", self._name, sorted(plan) or "none")
+
+    def _take_up(self) -> None:
+        """Go on restoring; position and open what is ready, and leave the mark."""
+        ready = self._attacher.step(others=bool(self._tasks))
+        self._shelf.look()
+        if not ready:
+            return
+        if not self._tasks:
+            self._frontier.begin()
+        for task, _ in ready:
             self._tasks[task.number] = task
-            positions |= at
         self._index()
-        self._frontier.begin()
-        self._frontier.attach(positions)
-        self._assign(positions)
-        for task, _ in attached:
+        self._frontier.attach(dict(place for _, positions in ready for place in positions.items()))
+        self._assign(self._frontier.positions)
+        for task, _ in ready:
             if task.state is TaskState.SUSPENDED:
                 task.resume()
             else:
@@ -375,7 +410,13 @@ class Worker:
         return tasks
 
     def _on_revoke(self) -> None:
-        """Nothing open survives a revocation; stores are kept in case the tasks come back."""
+        """Nothing open survives a revocation; stores are kept in case the tasks come back.
+
+        Every task takes part in the commit: the group refuses it when this member had lost its tasks before.
+        """
+        for task in self._tasks.values():
+            task.touched = True
+        self._suspended |= {task.number: task for task in self._attacher.call_off()}
         try:
             self._commit()
         except (TransactionAborted, ProducerLost) as error:
@@ -385,7 +426,7 @@ class Worker:
             return
         tasks = self._drop_tasks()
         if not self._stop.is_set():
-            self._suspended = {task.number: task for task in self._attacher.suspend(tasks)}
+            self._suspended |= {task.number: task for task in self._attacher.suspend(tasks)}
 
     def _on_lost(self) -> None:
         log.warning("%s: the group moved on without this member", self._name)
@@ -396,8 +437,8 @@ class Worker:
             self._trouble = error
 
     def _close_tasks(self) -> None:
-        for task in [*self._drop_tasks(), *self._suspended.values()]:
-            task.move_to(TaskState.CLOSED)
+        for task in [*self._attacher.call_off(), *self._drop_tasks(), *self._suspended.values()]:
+            task.close()
         self._suspended = {}
 
     # faults
@@ -435,7 +476,7 @@ class Worker:
 
     def _give_back(self) -> None:
         """Close the tasks and attach them anew in the next turn."""
-        held = [place for task in self._tasks.values() for place in task.places]
+        held = [place for task in self._tasks.values() for place in task.places] + self._attacher.places()
         self._close_tasks()
         if held:
             self._consumer.assign([])
@@ -465,7 +506,8 @@ class Worker:
     # end
 
     def _finished(self) -> bool:
-        return bool(self._tasks) and not self._transaction.open and all(t.finished() for t in self._tasks.values())
+        waits = self._transaction.open or self._attacher.busy
+        return bool(self._tasks) and not waits and all(t.finished() for t in self._tasks.values())
 
     def _report(self, *, last: bool = False) -> None:
         now = time.monotonic()
@@ -488,11 +530,11 @@ class Worker:
 
     def _close(self) -> None:
         self._report(last=True)
-        self._tasks = {}
-        self._index()
+        self._close_tasks()
         self._transaction.discard()
         try:
             self._consumer.close()
         except KafkaException as error:
             log.info("%s: leaving the group: %s", self._name, error)
+        self._shelf.close()
         self._questions.close()

@@ -70,14 +70,15 @@ def test_output_carries_headers_and_decodes(run: Run) -> None:
 
 def test_state_positions_and_timers_survive_a_restart(run: Run) -> None:
     _, connection = run
-    due = wall_ms() + 4_000
+    due = wall_ms() + 8_000
     send(connection, "admissions", [(1, toy(1)), (1, toy(2, f"timer:{due}"))])
     work(run, 2)
+    assert wall_ms() < due, "this machine is too busy to tell"
     send(connection, "admissions", [(1, toy(3))])
     stop = StopSignal()
     with running(worker(run, stop), stop) as errors:
         check_chain(wait_for_chain(connection, 3), range(1, 4))
-        fired = _ledger(connection, seconds=15)
+        fired = _ledger(connection, seconds=30)
     assert not errors
     assert fired == [Failed(kind="train", group=2, replica=0, attempts=0, lost_leases=0, reason=f"{due} 3")]
     assert wall_ms() >= due

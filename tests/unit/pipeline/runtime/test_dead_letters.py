@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from headrace.pipeline.runtime.dead_letters import letter_headers, letter_value
+import pytest
+
+from headrace.pipeline.runtime.dead_letters import UnusableFlood, UnusableShare, letter_headers, letter_value
+from headrace.schemas.errors import ConfigurationError
 
 PLACE = {"topic": "run.admissions", "partition": 3, "offset": 17, "stage": "assemble"}
 
@@ -47,3 +50,38 @@ def test_large_values_are_cut_and_described() -> None:
 def test_a_flood_of_headers_is_not_carried_along() -> None:
     found = headers(b"x", [("own", bytes(17 << 10))])
     assert "own" not in found
+
+
+def test_a_share_of_unusable_records_is_borne_and_a_flood_is_not() -> None:
+    share = UnusableShare(window=10, share=0.5)
+    for n in range(200):
+        if n % 2:
+            share.usable("trajectories")
+        else:
+            share.unusable("trajectories", f"run.trajectories[0]@{n}", ValueError("bad"))
+    share.usable("trajectories")
+    share.usable("admissions")
+    with pytest.raises(UnusableFlood) as caught:
+        for n in range(10):
+            share.unusable("trajectories", f"run.trajectories[0]@{n}", ValueError("bad"))
+    said = str(caught.value)
+    assert "6 of the last 10 records of trajectories" in said
+    assert "ValueError: bad" in said
+    assert "run.trajectories[0]@" in said
+    assert "runtime.max_unusable_share=1" in said
+    assert isinstance(caught.value, ConfigurationError), "the launcher does not start the part again"
+
+
+def test_a_few_bad_records_at_the_start_are_no_flood_and_topics_count_alone() -> None:
+    share = UnusableShare(window=200, share=0.5)
+    for n in range(100):
+        share.unusable("a", f"a@{n}", ValueError())
+        share.unusable("b", f"b@{n}", ValueError())
+    with pytest.raises(UnusableFlood, match="101 of the last 101 records of b"):
+        share.unusable("b", "b@101", ValueError())
+
+
+def test_whoever_allows_all_gets_all() -> None:
+    share = UnusableShare(window=5, share=1.0)
+    for n in range(50):
+        share.unusable("a", f"a@{n}", ValueError())

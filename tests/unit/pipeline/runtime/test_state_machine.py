@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.pipeline.runtime.attach import _agreed
 from headrace.pipeline.runtime.frontier import Place
-from headrace.pipeline.runtime.store import MAX_VALUE_BYTES, MemoryStore, StoreView
+from headrace.pipeline.runtime.sqlite_store import SqliteStore
+from headrace.pipeline.runtime.store import MAX_VALUE_BYTES, MemoryStore, OverlayStore, StoreView
 from headrace.pipeline.runtime.timers import TIMER_PREFIX, Timers
 from headrace.schemas.errors import InvalidRecord
 
@@ -31,10 +32,18 @@ class Plain:
         return min(((due, key) for key, (_, due) in self.timers.items()), default=None)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@settings(max_examples=150, deadline=None)
 @given(moves=MOVES)
-def test_every_history_of_calls_leaves_what_plain_maps_would(moves: list[tuple[str, str, int]]) -> None:
-    memory = MemoryStore()
+def test_every_history_of_calls_leaves_what_plain_maps_would(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, moves: list[tuple[str, str, int]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+
+    def make() -> OverlayStore:
+        return MemoryStore() if kind == "memory" else SqliteStore(folder, "state")
+
+    memory = make()
     store, timers = StoreView(memory, b"s"), Timers(memory)
     log: list[tuple[bytes | None, bytes | None]] = []
     now, committed, marked = Plain(), Plain(), Plain()
@@ -79,7 +88,8 @@ def test_every_history_of_calls_leaves_what_plain_maps_would(moves: list[tuple[s
             timers.reload()
             now = deepcopy(committed)
         else:
-            memory, now = MemoryStore(), deepcopy(committed)
+            memory.close()
+            memory, now = make(), deepcopy(committed)
             memory.restore(log)
             store, timers = StoreView(memory, b"s"), Timers(memory)
         if move in ("commit", "abort", "restore"):
@@ -93,6 +103,7 @@ def test_every_history_of_calls_leaves_what_plain_maps_would(moves: list[tuple[s
         first = now.first()
         assert timers.next_due_ms() == (None if first is None else first[0]) and len(timers) == len(now.timers)
         assert len(dict(memory.scan(TIMER_PREFIX))) == len(now.timers), "timers are entries of the store"
+    memory.close()
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,6 +11,7 @@ from toy_worker import Chain, toy, toy_config
 from headrace.connectors.kafka import RawRecord
 from headrace.connectors.transaction import SWEEP_RECORD, TransactionAborted
 from headrace.pipeline.runtime.frontier import Frontier, Place
+from headrace.pipeline.runtime.lifecycle import IllegalTransition
 from headrace.pipeline.runtime.metrics import Registry
 from headrace.pipeline.runtime.stage import Context, Received
 from headrace.pipeline.runtime.task import Task, TaskState
@@ -121,7 +122,7 @@ def test_a_restored_task_goes_on_where_the_last_commit_was() -> None:
     other = Rig()
     task = other.make(Chain)
     task.move_to(TaskState.RESTORING)
-    task.restore("state", rig.changelog)
+    task.stores["state"].restore(rig.changelog)
     assert task.saved_positions() == {("trajectories", 1): 0, ("admissions", 1): 2}
     task.start()
     assert task.next_due_ms() == rig.now + 5
@@ -139,7 +140,7 @@ def test_time_in_which_nobody_ran_the_task_does_not_count_towards_its_timers() -
     later.now = rig.now + 60_000
     task = later.make(Chain)
     task.move_to(TaskState.RESTORING)
-    task.restore("state", rig.changelog)
+    task.stores["state"].restore(rig.changelog)
     task.start()
     assert task.next_due_ms() == due + 60_000
 
@@ -230,5 +231,5 @@ def test_a_task_lives_by_its_transitions() -> None:
     rig = Rig()
     for state in (TaskState.SUSPENDED, TaskState.CLOSED):
         rig.task.move_to(state)
-    with pytest.raises(RuntimeError, match="cannot go from"):
+    with pytest.raises(IllegalTransition, match=r"assemble\[1\] cannot go from closed to running"):
         rig.task.move_to(TaskState.RUNNING)
