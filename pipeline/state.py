@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.pipeline.runtime.stage import Store
+from headrace.pipeline.runtime.stage import Received, Store
 from headrace.schemas import codec
+from headrace.schemas.checks import check_record
 from headrace.schemas.records import Record
 
-__all__ = ("key_of", "numbers_of", "pack", "read_json", "scan_json", "unpack", "write_json")
+__all__ = ("key_of", "numbers_of", "pack", "pack_received", "read_json", "scan_json", "unpack", "write_json")
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -50,7 +51,15 @@ def scan_json(store: Store, kind: str) -> Iterator[tuple[bytes, Any]]:
 
 def pack(note: Any, record: Record) -> bytes:
     """A record with plain data beside it, as one value."""
-    return _encode(note).encode() + b"\n" + codec.encode(record)
+    return codec.encode_after(_encode(note).encode() + b"\n", record)
+
+
+def pack_received(note: Any, received: Received) -> bytes:
+    """Like ``pack`` for a record as it came in: its bytes are kept as they are. Raises InvalidRecord as ``encode``."""
+    if not received.value:
+        return pack(note, received.record)
+    check_record(received.record)
+    return b"\n".join((_encode(note).encode(), received.value))
 
 
 def unpack(value: bytes) -> tuple[Any, Record]:

@@ -13,7 +13,7 @@ from headrace.pipeline.members import Reported, draft_of, is_usable
 from headrace.pipeline.operator_chain import Dropped, OperatorChain
 from headrace.pipeline.operators.operator import GroupDraft
 from headrace.pipeline.runtime.stage import Context, Received
-from headrace.pipeline.state import key_of, numbers_of, pack, read_json, scan_json, unpack, write_json
+from headrace.pipeline.state import key_of, numbers_of, pack, pack_received, read_json, scan_json, unpack, write_json
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import Reward, Source
 from headrace.schemas.records import (
@@ -178,7 +178,7 @@ class Assemble:
             write_json(context.store(), key_of("flags", record.group), (x.asked, True))
         elif record.replica not in x.reported:
             x.reported[record.replica] = None
-            self._save_member(x, record.replica, record, received, context)
+            self._save_member(x, record.replica, received, context)
         self._close_if_done(x, context)
 
     def _result(self, record: Trajectory | Score, received: Received, context: Context) -> None:
@@ -193,7 +193,7 @@ class Assemble:
             if x.score is None:
                 x.score = record
                 x.score_failed = x.score_failed or bool(record.error)
-                self._save_member(x, x.admission.group_size + x.admission.extra_replicas, record, received, context)
+                self._save_member(x, x.admission.group_size + x.admission.extra_replicas, received, context)
         else:
             known = x.reported.get(record.replica)
             if known is not None and (is_usable(known[0]) or not is_usable(record)):
@@ -201,14 +201,14 @@ class Assemble:
                 return
             x.reported.pop(record.replica, None)
             x.reported[record.replica] = (record, received.source)
-            self._save_member(x, record.replica, record, received, context)
+            self._save_member(x, record.replica, received, context)
         self._close_if_done(x, context)
 
     def _park(self, record: Trajectory | Score, received: Received, context: Context) -> None:
         """Keep a result of an unknown group until ``admissions`` has been read to its present end (protocol 6)."""
         self.parked[received.offset] = (received, record)
         note = (_place(received.source), received.timestamp_ms)
-        context.store().put(key_of("parked", received.offset), pack(note, record))
+        context.store().put(key_of("parked", received.offset), pack_received(note, received))
         context.schedule(f"parked/{received.offset}", context.now())
 
     def _unpark(self, received: Received, context: Context) -> None:
@@ -224,6 +224,8 @@ class Assemble:
         Short and failed groups wait for the timer ``reported``, because a Failed may overtake a Trajectory.
         """
         admission = x.admission
+        if not final and len(x.reported) < admission.group_size:
+            return
         usable = x.usable()
         full = len(usable) >= admission.group_size
         if not full and not final:
@@ -320,11 +322,9 @@ class Assemble:
         self.closed.add(group)
         heapq.heappush(self.closed_order, group)
 
-    def _save_member(
-        self, x: _Open, slot: int, record: Trajectory | Score | Failed, received: Received, context: Context
-    ) -> None:
+    def _save_member(self, x: _Open, slot: int, received: Received, context: Context) -> None:
         note = (received.offset, _place(received.source))
-        context.store().put(key_of("member", x.admission.group, slot), pack(note, record))
+        context.store().put(key_of("member", x.admission.group, slot), pack_received(note, received))
 
     def _save(self, context: Context) -> None:
         write_json(context.store(), b"run", (self.watermark, self.over))

@@ -56,6 +56,8 @@ def check_record(record: Record) -> None:
 
 def check_sequence(sequence: Sequence) -> None:
     """Raise InvalidRecord when the arrays of a sequence do not fit each other or hold what may not travel."""
+    if sequence.sound:
+        return
     n = sequence.tokens.size
     for name in ("logprobs", "mask", "versions"):
         size = getattr(sequence, name).size
@@ -66,13 +68,14 @@ def check_sequence(sequence: Sequence) -> None:
     if not np.isfinite(sequence.logprobs).all():
         at = int(np.flatnonzero(~np.isfinite(sequence.logprobs))[0])
         raise InvalidRecord(f"logprobs[{at}] is {sequence.logprobs[at]}: log-probs must be finite")
-    trained = sequence.mask != 0
-    if (sequence.versions[trained] < 0).any():
-        raise InvalidRecord("versions: a token with mask 1 has no policy version")
-    if trained.any() and int(sequence.versions[trained].min()) != sequence.oldest_version:
-        raise InvalidRecord(
-            f"oldest_version is {sequence.oldest_version}, the tokens say {sequence.versions[trained].min()}"
-        )
+    versions = sequence.versions[sequence.mask != 0]
+    if versions.size:
+        oldest = int(versions.min())
+        if oldest < 0:
+            raise InvalidRecord("versions: a token with mask 1 has no policy version")
+        if oldest != sequence.oldest_version:
+            raise InvalidRecord(f"oldest_version is {sequence.oldest_version}, the tokens say {oldest}")
+    sequence.note_sound()
 
 
 def _finite(name: str, value: float) -> None:

@@ -3,7 +3,8 @@
 A value is one zero byte, a 4-byte big-endian schema id and the Avro body. Without a registry the id is
 ``0x40000000 | 30 bits of sha256(canonical form)``; a reader trusts the header ``hr-schema`` (64-bit fingerprint of the
 writer's schema) before the id, so a registry that assigns its own ids later never collides (protocol 7). Writer schemas
-known to the decoder are the packaged ones and those of earlier releases (``released/*.avsc``).
+known to the decoder are the packaged ones and those of earlier releases (``released/<version>/*.avsc``). A registry's
+ids take the place of ours on the way to a topic (``stamps_of``); what is kept elsewhere keeps ours.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import fastavro
@@ -22,12 +24,31 @@ import numpy as np
 from headrace.schemas.avsc import packaged_schema
 from headrace.schemas.checks import check_record, describe
 from headrace.schemas.errors import InvalidRecord, UndecodableRecord
+from headrace.schemas.parts import Sequence
 from headrace.schemas.records import RECORD_TYPES, Record
+from headrace.schemas.released import released_schemas
+from headrace.schemas.sequence_tail import SequenceTail
 
-__all__ = ("Headers", "add_writer_schema", "decode", "encode", "fingerprint", "headers_of", "schema_id", "to_plain")
+__all__ = (
+    "FRAME_BYTES",
+    "Headers",
+    "add_writer_schema",
+    "decode",
+    "encode",
+    "encode_after",
+    "fingerprint",
+    "fingerprint_of",
+    "headers_of",
+    "reads_alone",
+    "schema_id",
+    "stamps_of",
+    "to_plain",
+)
 
 Headers = Iterable[tuple[str, bytes | None]]
 _PREFIX = struct.Struct(">bI")
+FRAME_BYTES = _PREFIX.size
+"""Bytes before the Avro body of a value: zero, then the schema's id."""
 _BYTE_ORDERS = {"int32": "<i4", "float32": "<f4", "uint8": "u1"}
 
 
@@ -39,8 +60,11 @@ class _Known:
         self.by_id: dict[int, tuple[str, Any]] = {}
 
     def add(self, schema: dict[str, Any], number: int | None = None) -> None:
-        entry = (schema["name"], fastavro.parse_schema(schema))
-        self.by_fingerprint[_fingerprint(schema)] = entry
+        fingerprint = fingerprint_of(schema)
+        packaged = _packaged(schema["name"]) if schema["name"] in RECORD_TYPES else None
+        same = packaged is not None and packaged[2] == fingerprint  # then nothing has to be resolved at every record
+        entry = (schema["name"], packaged[0] if packaged is not None and same else fastavro.parse_schema(schema))
+        self.by_fingerprint[fingerprint] = entry
         self.by_id[_id(schema) if number is None else number] = entry
 
 
@@ -48,7 +72,8 @@ def _canonical(schema: dict[str, Any]) -> str:
     return str(fastavro.schema.to_parsing_canonical_form(schema))
 
 
-def _fingerprint(schema: dict[str, Any]) -> str:
+def fingerprint_of(schema: dict[str, Any]) -> str:
+    """The 64-bit Avro fingerprint (16 hex digits) of any schema; words in ``doc`` and attributes change nothing."""
     return str(fastavro.schema.fingerprint(_canonical(schema), "CRC-64-AVRO"))
 
 
@@ -59,12 +84,21 @@ def _id(schema: dict[str, Any]) -> int:
 @cache
 def _packaged(name: str) -> tuple[Any, int, str]:
     schema = packaged_schema(name)
-    return fastavro.parse_schema(schema), _id(schema), _fingerprint(schema)
+    return fastavro.parse_schema(schema), _id(schema), fingerprint_of(schema)
+
+
+@cache
+def _tail(name: str) -> SequenceTail | None:
+    schema = packaged_schema(name)
+    return SequenceTail(schema) if SequenceTail.ends(schema) else None
 
 
 @cache
 def _known() -> _Known:
     known = _Known()
+    for schemas in released_schemas().values():
+        for schema in schemas.values():
+            known.add(schema)
     for name in RECORD_TYPES:
         known.add(packaged_schema(name))
     return known
@@ -85,6 +119,15 @@ def add_writer_schema(schema: dict[str, Any], number: int | None = None) -> None
     _known().add(schema, number)
 
 
+def stamps_of(ids: Mapping[str, int]) -> dict[bytes, bytes]:
+    """First bytes of values as ``encode`` writes them -> as a registry's readers want them.
+
+    ``ids``: fingerprint of a schema -> id in the registry; fingerprints that are no packaged schema's are left out.
+    """
+    ours = {fingerprint(name): _PREFIX.pack(0, schema_id(name)) for name in RECORD_TYPES}
+    return {ours[mark]: _PREFIX.pack(0, number) for mark, number in ids.items() if mark in ours}
+
+
 def headers_of(record: Record, run: str, version: str) -> list[tuple[str, bytes]]:
     """The readable headers of a record: ``hr-record``, ``hr-run``, ``hr-version``, ``hr-schema`` (protocol 1)."""
     name = type(record).__name__
@@ -101,13 +144,28 @@ def encode(record: Record) -> bytes:
 
     Raises InvalidRecord when the record breaks a rule of ``checks`` or holds text that UTF-8 cannot say.
     """
+    return encode_after(b"", record)
+
+
+def encode_after(before: bytes, record: Record) -> bytes:
+    """``before`` and behind it the value of a record, joined in one copy.
+
+    Sequences that were decoded with ``keep_wire`` are written as the bytes they came in. Raises as ``encode`` does.
+    """
     check_record(record)
     cls: Any = type(record)
     parsed, number, _ = _packaged(cls.__name__)
+    tail = _tail(cls.__name__)
+    ending = tail.pieces(record.sequences) if tail is not None else None  # type: ignore[union-attr]
     out = io.BytesIO()
+    out.write(before)
     out.write(_PREFIX.pack(0, number))
     try:
-        fastavro.schemaless_writer(out, parsed, _to_avro(cls)(record))
+        if tail is None or ending is None:
+            fastavro.schemaless_writer(out, parsed, _to_avro(cls)(record))
+            return out.getvalue()
+        fastavro.schemaless_writer(out, tail.head, _to_avro(cls, without="sequences")(record))
+        return b"".join((out.getvalue(), *ending))
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.start + 1]
         raise InvalidRecord(
@@ -115,11 +173,14 @@ def encode(record: Record) -> bytes:
         ) from None
     except (ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InvalidRecord(f"{describe(record)}: {error}") from error
-    return out.getvalue()
 
 
-def decode(value: bytes | None, headers: Headers | None = None) -> Record:
-    """The record in a value. Raises UndecodableRecord, saying what is wrong, when it is none of ours."""
+def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bool = False) -> Record:
+    """The record in a value. Raises UndecodableRecord, saying what is wrong, when it is none of ours.
+
+    With ``keep_wire`` its sequences remember their bytes, for who will write them on: ``encode`` is then a copy, at the
+    price of the value's memory for as long as the sequences live.
+    """
     if value is None or len(value) < _PREFIX.size:
         raise UndecodableRecord(f"{'null value' if value is None else f'{len(value)} bytes'}: too short for a record")
     magic, number = _PREFIX.unpack_from(value)
@@ -139,8 +200,15 @@ def decode(value: bytes | None, headers: Headers | None = None) -> Record:
     stream = io.BytesIO(value)
     stream.seek(_PREFIX.size)
     reader = _packaged(name)[0]
+    tail = _tail(name) if keep_wire and writer is reader else None
+    data: Any
     try:
-        data: Any = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+        if tail is None:
+            data = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+            record: Record = _from_avro(cls)(data)
+        else:
+            data, sequences = tail.read(value, stream, _from_avro(Sequence))
+            record = _from_avro(cls, without="sequences")(data | {"sequences": sequences})
     except (
         EOFError,
         ValueError,
@@ -154,8 +222,15 @@ def decode(value: bytes | None, headers: Headers | None = None) -> Record:
         raise UndecodableRecord(f"broken Avro body of a {name}: {type(error).__name__} {error}") from error
     if stream.tell() != len(value):
         raise UndecodableRecord(f"{len(value) - stream.tell()} bytes follow the {name}")
-    record: Record = _from_avro(cls)(data)
     return record
+
+
+def reads_alone(value: bytes, headers: Headers) -> bool:
+    """Whether a value that ``decode`` could read with its headers means the same without them."""
+    known = _known()
+    written = next((v.decode("ascii", "replace") for k, v in headers if k == "hr-schema" and v), "")
+    entry = known.by_id.get(_PREFIX.unpack_from(value)[1])
+    return entry is not None and known.by_fingerprint.get(written, entry) is entry
 
 
 def to_plain(record: Any) -> Any:
@@ -172,11 +247,13 @@ def to_plain(record: Any) -> Any:
 
 
 @cache
-def _to_avro(cls: type) -> Callable[[Any], dict[str, Any]]:
+def _to_avro(cls: type, without: str = "") -> Callable[[Any], dict[str, Any]]:
     """A function from a dataclass instance to Avro data; the converters are worked out once per class."""
     hints = typing.get_type_hints(cls)
     plain, converted = [], []
     for f in fields(cls):
+        if f.name == without:
+            continue
         if "dtype" in f.metadata:
             converted.append((f.name, _packer(f.metadata["dtype"])))
         elif (convert := _outward(hints[f.name])) is not None:
@@ -184,8 +261,10 @@ def _to_avro(cls: type) -> Callable[[Any], dict[str, Any]]:
         else:
             plain.append(f.name)
 
+    values = attrgetter(*plain) if len(plain) > 1 else lambda record: [getattr(record, name) for name in plain]
+
     def convert_all(record: Any) -> dict[str, Any]:
-        out = {name: getattr(record, name) for name in plain}
+        out = dict(zip(plain, values(record), strict=True))
         for name, convert in converted:
             out[name] = convert(getattr(record, name))
         return out
@@ -194,10 +273,13 @@ def _to_avro(cls: type) -> Callable[[Any], dict[str, Any]]:
 
 
 @cache
-def _from_avro(cls: type) -> Callable[[dict[str, Any]], Any]:
+def _from_avro(cls: type, without: str = "") -> Callable[[dict[str, Any]], Any]:
+    """The inverse of ``_to_avro``; ``without`` names a field whose value is a record's part already."""
     hints = typing.get_type_hints(cls)
     converted = []
     for f in fields(cls):
+        if f.name == without:
+            continue
         if "dtype" in f.metadata:
             converted.append((f.name, _unpacker(f.metadata["dtype"])))
         elif hints[f.name] is bytes:
@@ -222,7 +304,7 @@ def _unpacker(dtype: str) -> Callable[[bytes], Any]:
     order = np.dtype(_BYTE_ORDERS[dtype])
 
     def unpack(value: bytes | str) -> Any:
-        data = _octets(value)
+        data = value if type(value) is bytes else _octets(value)
         if len(data) % order.itemsize:
             raise UndecodableRecord(f"{len(data)} bytes are no whole number of {dtype} entries")
         return np.frombuffer(data, order)

@@ -95,8 +95,33 @@ class Extra:
     reference: str = ""
 
 
+class _Wired:
+    """What a Sequence knows beside its fields: neither compared, nor copied by ``replace``, nor pickled."""
+
+    __slots__ = ("_sound", "_wire")
+
+    @property
+    def wire(self) -> memoryview | None:
+        """The Avro bytes that it was decoded from; None for one that was made here, or decoded for good."""
+        return getattr(self, "_wire", None)
+
+    def keep_wire(self, wire: memoryview) -> None:
+        """Remember the bytes; they keep the whole record's value in memory."""
+        object.__setattr__(self, "_wire", wire)
+
+    @property
+    def sound(self) -> bool:
+        """Whether it has passed ``checks.check_sequence`` since; only for one whose arrays nobody can change."""
+        return getattr(self, "_sound", False)
+
+    def note_sound(self) -> None:
+        """It has passed the checks."""
+        if self.wire is not None:
+            object.__setattr__(self, "_sound", True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
+class Sequence(_Wired):
     """Tokens of one context of one policy, exactly as sampled; never re-tokenised.
 
     All four arrays have the length of prompt plus completion: ``tokens`` int32; ``logprobs`` float32, behave

@@ -26,6 +26,8 @@ class Received:
     timestamp_ms: int
     record: Record
     size: int = 0
+    value: bytes = b""
+    """The bytes that ``record`` was decoded from, if they can be decoded again without their headers; else empty."""
 
     @property
     def source(self) -> Source:
