@@ -22,7 +22,7 @@ from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
 from headrace.pipeline.runtime.store import MemoryStore, OverlayStore
 from headrace.pipeline.runtime.timers import Timers
-from headrace.schemas.codec import decode
+from headrace.schemas.codec import decode, reads_alone
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError, UndecodableRecord
 from headrace.schemas.ids import changelog_topic
@@ -195,7 +195,7 @@ class Task:
         if any(k == "hr-record" and v == SWEEP_RECORD for k, v in headers):
             return
         try:
-            record = decode(message.value, headers)
+            record = decode(message.value, headers, keep_wire=True)
         except UndecodableRecord as error:
             self._bury(message, error)
             return
@@ -206,6 +206,7 @@ class Task:
             timestamp_ms=message.timestamp_ms,
             record=record,
             size=len(message.value or b""),
+            value=message.value if message.value and reads_alone(message.value, headers) else b"",
         )
         self._begin_call()
         try:
