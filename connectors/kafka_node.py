@@ -1,8 +1,9 @@
-"""Start one node of Apache Kafka 4 from a folder of jars: no Docker, no installation, only Java 17.
+"""Start nodes of Apache Kafka 4 from a folder of jars: no Docker, no installation, only Java 17.
 
-In: a folder with Kafka's jars (any download's `libs`), a data folder, a port. Out: a process that serves on 127.0.0.1.
-It is for contract tests, benchmarks and laptops: one KRaft node, plaintext, housekeeping every second so that retention
-and compaction can be watched. `python -m headrace.connectors.kafka_node LIBS DATA PORT` runs it in the foreground.
+In: a folder with Kafka's jars (any download's `libs`), a data folder, ports. Out: processes that serve on 127.0.0.1.
+``KafkaNode`` is one plain node for tests and benchmarks, with housekeeping every second so that retention and
+compaction can be watched; ``kafka_cluster`` keeps nodes for people. `python -m headrace.connectors.kafka_node LIBS DATA
+PORT` runs one in the foreground.
 """
 
 from __future__ import annotations
@@ -16,44 +17,49 @@ import subprocess
 import sys
 import time
 import uuid
-import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.connectors.kafka_jars import main_class
+from headrace.connectors.kafka_properties import Ports, node_properties
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("KafkaNode",)
+__all__ = ("KafkaNode", "format_node", "free_port", "launch_node", "new_cluster_id")
 
 _STORAGE_TOOLS = ("kafka.tools.StorageTool", "org.apache.kafka.tools.StorageTool")
 _SERVERS = ("kafka.Kafka", "org.apache.kafka.server.Kafka")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _READY_SECONDS = 60
 
-_PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={logs}
-num.partitions=4
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=3
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=3
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=100
-log.retention.check.interval.ms=1000
-log.cleaner.backoff.ms=500
-log.initial.task.delay.ms=500
-log.segment.delete.delay.ms=500
-transaction.abort.timed.out.transaction.cleanup.interval.ms=500
-"""
+
+def format_node(java: str, libs: Path, settings: Path, cluster: str, users: Sequence[str] = ()) -> None:
+    """Make the data folder that the file ``settings`` names; ``users`` are what ``--add-scram`` takes.
+
+    Raises ConfigurationError with what the tool said.
+    """
+    tool = main_class(libs, _STORAGE_TOOLS)
+    scram = [word for user in users for word in ("--add-scram", user)]
+    done = subprocess.run(
+        [java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", _QUIET, "-cp", str(libs.resolve() / "*"),
+         tool, "format", "-t", cluster, "-c", str(settings), *scram],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip()[-1500:]
+        raise ConfigurationError(f"the data folder of {settings} could not be formatted: {said}")
+
+
+def launch_node(java: str, libs: Path, settings: Path, log: Path, heap: str) -> subprocess.Popen[bytes]:
+    """Start the node of a formatted data folder in a process group of its own; its output is added to ``log``."""
+    server = main_class(libs, _SERVERS)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [java, f"-Xmx{heap}", "-XX:+UseSerialGC", _QUIET, "-cp", str(libs.resolve() / "*"), server, str(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class KafkaNode:
@@ -65,29 +71,17 @@ class KafkaNode:
 
     def __init__(self, libs: Path, data: Path, port: int, heap: str = "512m") -> None:
         self.bootstrap = f"127.0.0.1:{port}"
-        self._port = port
         java = os.environ.get("JAVA") or shutil.which("java")
         if java is None:
             raise ConfigurationError("Apache Kafka needs Java 17: no `java` on the path and no JAVA in the environment")
         data.mkdir(parents=True, exist_ok=True)
-        settings = data / "server.properties"
-        logs = (data / "logs").resolve()
-        settings.write_text(_PROPERTIES.format(port=port, controller=free_port(), logs=logs))
-        classes = str(libs.resolve() / "*")
-        tool, server = _main_class(libs, _STORAGE_TOOLS), _main_class(libs, _SERVERS)
-        format_command = [java, "-Xmx128m", "-XX:+UseSerialGC", _QUIET, "-cp", classes, tool, "format"]
+        settings, logs = data / "server.properties", (data / "logs").resolve()
+        settings.write_text(node_properties(1, {1: Ports(port, free_port())}, logs, test=True))
         if not (logs / "meta.properties").exists():
-            subprocess.run(
-                [*format_command, "-t", _cluster_id(), "-c", str(settings)], check=True, stdout=subprocess.DEVNULL
-            )
+            format_node(java, libs, settings, new_cluster_id())
         self.log = data / "server.out"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [java, f"-Xmx{heap}", "-XX:+UseSerialGC", _QUIET, "-cp", classes, server, str(settings)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.log.unlink(missing_ok=True)
+        self.process = launch_node(java, libs, settings, self.log, heap)
 
     def wait_ready(self, seconds: float = _READY_SECONDS) -> None:
         """Return when the node answers; raises `ConfigurationError` with the end of its log when it does not."""
@@ -126,24 +120,12 @@ def free_port() -> int:
         return port
 
 
-def _cluster_id() -> str:
+def new_cluster_id() -> str:
     """16 random bytes in URL-safe base64 that do not look like an option."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         if not text.startswith("-"):
             return text
-
-
-def _main_class(libs: Path, names: tuple[str, ...]) -> str:
-    """The first of these classes that the jars have; Kafka moves them between versions."""
-    have: set[str] = set()
-    for jar in libs.glob("kafka*.jar"):
-        with zipfile.ZipFile(jar) as archive:
-            have.update(archive.namelist())
-    for name in names:
-        if name.replace(".", "/") + ".class" in have:
-            return name
-    raise ConfigurationError(f"{libs} is not the `libs` folder of Apache Kafka 4: none of {', '.join(names)} in it")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from headrace.connectors.datasets.prompts import PromptDataset
 from headrace.connectors.kafka import Connection, Consumer, Producer, RawRecord
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.plugins import installed
+from headrace.connectors.schema_ids import take_schema_ids
 from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.runtime.dead_letters import TOPIC, letter_headers, letter_value
 from headrace.schemas.codec import encode, headers_of
@@ -83,10 +84,11 @@ class Source:
                 EVALUATION_STREAM, _held_out_section(config, section), rewards=rewards, limit=config.eval.limit
             )
         self._run_end = _RunEnd(connection, instance)
+        self._lost = 0
+        """Producers lost one after the other, with nothing committed between."""
 
     def run(self) -> None:
         """Publish; returns when the stream has ended, the run has, or the process should stop."""
-        lost = 0
         while True:
             producer = self._connection.producer(
                 self._instance, transactional_id(self._config.run.id, "source", self._stream)
@@ -97,8 +99,8 @@ class Source:
                 return
             except KafkaException as error:
                 # what is committed says where to go on, so a lost producer costs only the open transaction
-                lost += 1
-                if lost >= _TRIES:
+                self._lost += 1
+                if self._lost >= _TRIES:
                     raise
                 _say(f"the producer is lost ({error.args[0].str()}); going on with a new one from the last commit")
                 self._stop.wait(1.0)
@@ -191,6 +193,7 @@ class Source:
         producer.begin_transaction()
         produce()
         _patiently(lambda: producer.commit_transaction(_CALL_SECONDS), self._stop)
+        self._lost = 0
 
 
 class _RunEnd:
@@ -263,8 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_config(options.config)
         if options.stream not in config.streams:
             raise ConfigurationError(f"there is no stream {options.stream!r}; streams are {', '.join(config.streams)}")
-        connection = Connection.of(config.kafka, config.run.id, options.bootstrap)
-        connection.wait_for_broker()
+        connection = Connection.of(config.kafka, config.run.id, options.bootstrap, role="source")
+        connection.patient(stop.is_set).wait_for_broker()
+        take_schema_ids(connection, config.registry)
         source = Source(connection, config, options.stream, options.instance, stop)
         try:
             source.run()

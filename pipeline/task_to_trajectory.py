@@ -16,6 +16,7 @@ from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.model_folder import ModelFolder, tokenizer_digest
 from headrace.connectors.plugins import load
+from headrace.connectors.schema_ids import take_schema_ids
 from headrace.connectors.stores.open import open_store
 from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery
@@ -236,8 +237,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> None:
         config = read_config(options.config)
-        connection = Connection.of(config.kafka, config.run.id, options.bootstrap)
-        connection.wait_for_broker()
+        connection = Connection.of(config.kafka, config.run.id, options.bootstrap, role="rollout")
+        connection.patient(stop.is_set).wait_for_broker()
+        take_schema_ids(connection, config.registry)
         RolloutWorker(config, connection, options.instance, stop).run()
 
     return exit_with(run)

@@ -10,7 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +18,7 @@ from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.ids import check_run_id
 
 __all__ = (
+    "CriticConfig",
     "EvalConfig",
     "KafkaConfig",
     "OperatorConfig",
@@ -33,6 +34,7 @@ __all__ = (
     "dump_config",
     "load_config",
     "read_config",
+    "read_kafka_section",
 )
 
 
@@ -76,16 +78,22 @@ class KafkaConfig(Section):
     """How clients connect."""
     sasl_mechanism: str = ""
     """``PLAIN``, ``SCRAM-SHA-256`` or ``SCRAM-SHA-512``, with a SASL protocol."""
+    sasl_username: str = ""
+    """The user; ``{role}`` stands for launcher, source, operators, rollout, trainer or inspector. Empty: see below."""
+    sasl_password_file: str = ""
+    """File that holds the password, ``{role}`` as above; its content is never printed or written. Empty: see below."""
     sasl_username_env: str = "HEADRACE_KAFKA_USERNAME"
-    """Name of the environment variable that holds the user; see the next key."""
+    """Name of the environment variable that holds the user, where ``sasl_username`` is empty."""
     sasl_password_env: str = "HEADRACE_KAFKA_PASSWORD"
-    """Names of the environment variables that hold the login; the values are never printed or written."""
+    """Name of the environment variable that holds the password, where no file is named."""
     ssl_ca_location: str = ""
     """File with the certificates to trust."""
     ssl_certificate_location: str = ""
     """File with the client's certificate."""
     ssl_key_location: str = ""
     """File with the client's key."""
+    ssl_key_password_env: str = ""
+    """Name of the environment variable that holds the password of the key; empty: it has none."""
     replication_factor: int = Field(1, ge=1)
     """Copies of every topic; 3 on a cluster."""
     patience_seconds: float = Field(600.0, gt=0)
@@ -115,7 +123,15 @@ class RegistryConfig(Section):
     """``[registry]``: a schema registry with Confluent's API; empty ``url`` means none."""
 
     url: str = ""
-    """Where the registry answers, such as ``http://127.0.0.1:8081``."""
+    """Where the registry answers, such as ``http://127.0.0.1:8081``; several by commas are tried in turn."""
+    username_env: str = "HEADRACE_REGISTRY_USERNAME"
+    """Name of the environment variable that holds the user; no login when it is not set."""
+    password_env: str = "HEADRACE_REGISTRY_PASSWORD"
+    """Name of the environment variable that holds the password."""
+    ca_location: str = ""
+    """File with the certificates to trust; empty: the system's."""
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Time for one request."""
 
 
 class StoreConfig(Section):
@@ -133,8 +149,18 @@ class StoreConfig(Section):
     """Time for one request."""
     retries: int = 5
     """Attempts of a request."""
+    patience_seconds: float = Field(300.0, ge=0)
+    """Time that a trainer waits at its start for a store that does not answer, saying so, before the run ends."""
     conditional_writes: Literal["probe", "assume"] = "probe"
     """Race writers at start to learn whether create-only puts hold, or take it as given."""
+    compact_seconds: float = Field(0.0, ge=0)
+    """Seconds between two looks of a process that merges deltas for workers that lag; 0: no such process."""
+    prune_seconds: float = Field(0.0, ge=0)
+    """Seconds between two rounds of a process that deletes versions that nobody needs; 0: no such process."""
+    prune_grace_seconds: float = Field(3600.0, ge=0)
+    """Age below which objects of a version, or without one, are never deleted: twice the longest download at least."""
+    prune_max_lag: int = Field(512, ge=1)
+    """Versions behind the head from which a worker's version is no longer kept for it; it starts from a full then."""
 
 
 class RolloutConfig(Section):
@@ -180,11 +206,51 @@ class RolloutConfig(Section):
     """Settings of the engine's own."""
 
 
+class LoraConfig(Section):
+    """``[trainer.lora]``: low-rank adapters (peft); off while ``rank`` is 0."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters."""
+    alpha: float = Field(0.0, ge=0)
+    """The adapters' product is scaled by alpha / rank, which has to be a power of two; 0: by 1."""
+    targets: list[str] = Field(default_factory=lambda: ["all-linear"])
+    """Names of the modules that get an adapter; ``all-linear``: every linear layer but the head."""
+
+    @property
+    def scaling(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        return self.alpha / self.rank if self.rank and self.alpha else 1.0
+
+    @model_validator(mode="after")
+    def _scaling_is_exact(self) -> Self:
+        if math.frexp(self.scaling)[0] != 0.5:
+            raise ValueError(
+                f"alpha {self.alpha:g} / rank {self.rank} is {self.scaling:g}, no power of two: adapters are published "
+                "with their scaling applied, which is only exact for powers of two"
+            )
+        return self
+
+
+class CriticConfig(Section):
+    """``[trainer.critic]``: the model that estimates values, for advantages such as ``gae``; else there is none."""
+
+    model: str = ""
+    """Folder of a Hugging Face model to start from; empty: the policy's own."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    clip: float = Field(0.5, ge=0)
+    """Values get no credit for moving further than this in one batch; 0: no clip."""
+    alone: int = Field(0, ge=0)
+    """First batches that train the critic only; the policy's weights stay as they are."""
+
+
 class TrainerConfig(Section):
     """``[trainer]``: how batches become versions; ``[policies.P.trainer]`` overrides single keys."""
 
     backend: str = "deepspeed"
-    """``deepspeed`` or ``torch``."""
+    """``deepspeed``, ``torch``, another installed backend's name, or ``module:Class``."""
     ranks: int = Field(1, ge=1)
     """Trainer processes of a policy."""
     batch_groups: int = Field(32, ge=1)
@@ -201,6 +267,13 @@ class TrainerConfig(Section):
     """Settings of the advantage's own."""
     aggregation: str = "token-mean"
     """How losses of tokens become the loss of a batch."""
+    aggregation_unit: Literal["trajectory", "sequence"] = "trajectory"
+    """What counts as one sequence there: a trajectory of 30 sequences weighs 1, or 30; nothing changes in token-mean."""
+    prox: Literal["forward", "loglinear", "linear", "behave"] = "forward"
+    """With several updates a batch: a forward pass for the log-probs before it, or an approximation between behave and
+    new."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of advantages that need values."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer steps of a batch; it is split by whole groups."""
     epochs: int = Field(1, ge=1)
@@ -224,7 +297,14 @@ class TrainerConfig(Section):
     checkpoint_every: int = Field(10, ge=1)
     """Versions between two checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints that are kept."""
+    """The newest checkpoints that are kept; that of a rollback stays as well."""
+    keep_checkpoint_every: int = Field(0, ge=0)
+    """Also keep those of batches that are multiples of this, to go back to them or train from the log; 0: none."""
+    checkpoint_url: str = ""
+    """Where checkpoints go: empty: the run folder, which all ranks must share; ``store``: the run's object store; or
+    ``s3://bucket/prefix`` or ``file:///folder``, reached with the other settings of ``[store]``."""
+    checkpoint_beside: bool = True
+    """Write a checkpoint beside the next steps: the trainer waits for a copy of the state in host memory only."""
     full_every: int = Field(20, ge=1)
     """A full snapshot of the weights every so many versions."""
     publish_ahead: bool = False
@@ -237,6 +317,18 @@ class TrainerConfig(Section):
     """Threads of a trainer process."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backend's own (for DeepSpeed: merged into its configuration)."""
+    packing: bool = True
+    """Run sequences side by side without padding, where the model can."""
+    logits_memory_mb: int = Field(1024, ge=0)
+    """Logits kept from forward to backward at most; what is beyond is computed again."""
+    activation_checkpointing: bool = False
+    """Keep the inputs of layers only and compute the rest again in backward."""
+    sequence_parallel: int = Field(1, ge=1)
+    """Ranks that share the tokens of every sequence (Ulysses); a divisor of the ranks and of the attention heads."""
+    moe_leaf_modules: list[str] = Field(default_factory=list)
+    """Classes of mixture-of-experts blocks that ZeRO 3 gathers whole, such as ``Qwen3MoeSparseMoeBlock``."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """Train low-rank adapters instead of the weights; versions then hold the adapters only."""
 
 
 class EvalConfig(Section):
@@ -447,6 +539,15 @@ def read_config(path: str | Path) -> RunConfig:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"cannot read the run's configuration {path}: {error}") from error
     return _validated(data, str(path))
+
+
+def read_kafka_section(file: str | Path) -> KafkaConfig:
+    """The ``[kafka]`` section of a TOML or JSON file, whatever else it holds. Raises ConfigurationError."""
+    try:
+        return KafkaConfig.model_validate(_sections(file).get("kafka", {}))
+    except ValidationError as error:
+        details = [{**detail, "loc": ("kafka", *detail["loc"])} for detail in error.errors()]
+        raise ConfigurationError("\n".join(_explain(detail, str(file)) for detail in details)) from error
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

@@ -46,7 +46,8 @@ CLOSE_REASONS = ("filtered", "failed", "stale", "evicted", "end")
 class RunManifest:
     """What is fixed when a run is created (topic ``run``, key ``manifest``).
 
-    ``partitions`` is the count of every topic; ``tokenizer_digest`` covers tokenizer, chat template and special tokens.
+    ``partitions`` is the count of every topic; ``tokenizer_digest`` covers tokenizer, chat template and special tokens;
+    ``schema_ids`` are the ids of schemas in the registry by fingerprint, empty without a registry.
 
     Example: RunManifest(run="first", created_ms=1, tokenizer_digest="9f..", policies=["main"], partitions={"tasks":
     64})
@@ -59,6 +60,7 @@ class RunManifest:
     streams: list[str] = field(default_factory=list)
     partitions: dict[str, int] = field(default_factory=dict)
     config: str = ""
+    schema_ids: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ __all__ = ("COMMANDS", "main")
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("headrace.pipeline.cli.run", "Start a run, or go on with one: headrace run @ run.toml [key=value ...]"),
+    "train": ("headrace.pipeline.cli.train", "Train again from a run's recorded batches, without rollouts"),
     "report": ("headrace.pipeline.cli.report", "Figures and curves of a run"),
     "verify": ("headrace.pipeline.cli.verify", "Prove from its topics that a run lost and repeated nothing"),
     "topics": ("headrace.pipeline.cli.topics", "Look into the topics of a run"),
@@ -34,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "flow": ("headrace.pipeline.cli.flow", "The path of the data: stages, topics, records"),
     "operators": ("headrace.pipeline.cli.operators", "Installed plug-ins by group"),
     "broker": ("headrace.pipeline.cli.broker", "The local broker by itself"),
+    "kafka": ("headrace.pipeline.cli.kafka", "Apache Kafka on this machine without containers; rights and logins"),
+    "schema": ("headrace.pipeline.cli.schema", "Schemas of the records in a schema registry"),
     "doctor": ("headrace.pipeline.cli.doctor", "Check this machine, the broker and the object store"),
     "version": ("headrace.pipeline.cli.version", "Print the version"),
 }

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.schema_ids import take_schema_ids
 from headrace.pipeline.launch.display import Display
 from headrace.pipeline.launch.folder import RunFolder, Session
 from headrace.pipeline.launch.local_broker import forget_live, note_live, start_broker
@@ -25,6 +26,7 @@ from headrace.pipeline.launch.prepare import create_topics, warm_start
 from headrace.pipeline.launch.supervisor import Supervisor
 from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
 from headrace.pipeline.run_records import read_records
+from headrace.schemas.access import LAUNCHER
 from headrace.schemas.codec import to_plain
 from headrace.schemas.config import RunConfig, dump_config
 from headrace.schemas.errors import ConfigurationError, HeadraceError
@@ -103,10 +105,11 @@ class Launcher:
             bootstrap = start_broker(self._supervisor, self.folder.broker)
             self._display.note(f"local broker at {bootstrap} (single node, loopback, unreplicated)")
         note_live(self.folder, bootstrap)
-        connection = Connection.of(self.config.kafka, self.config.run.id, bootstrap)
+        connection = Connection.of(self.config.kafka, self.config.run.id, bootstrap, role=LAUNCHER)
         connection.wait_for_broker(stopped=self._stop.is_set)
         if self._stop.is_set():
             return self._ended("interrupted")
+        take_schema_ids(connection, self.config.registry)
         create_topics(self.config, connection, resume=self._resume)
         dump_config(self.config, self.folder.config)  # only now: settings that the run refuses must not stay in it
         if self._resume and self._has_ended(connection):
@@ -151,7 +154,7 @@ class Launcher:
                 follower.count(2.0)
                 self._note_rollback(follower)
                 self._show(follower)
-                left = [name for name in self._supervisor.running() if name != "broker"]
+                left = self._supervisor.running("operators", "source", "rollout", "trainer")
                 if not left:
                     follower.poll(1.0)
                     self._show(follower)
@@ -213,6 +216,7 @@ class Launcher:
             follower.tally,
             now_ms=int(time.time() * 1000),
             troubled=self._supervisor.troubled(),
+            waiting=self._supervisor.waiting(),
             running=left,
         )
         free = shutil.disk_usage(self.folder.path).free

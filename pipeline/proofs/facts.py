@@ -15,6 +15,7 @@ import xxhash
 
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.schemas.config import RunConfig
+from headrace.schemas.digests import body_of
 from headrace.schemas.errors import UndecodableRecord
 from headrace.schemas.records import Admission, Item, Manifest, Prompt, Record, RunEnd
 
@@ -115,7 +116,7 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
                 lane = facts.lanes[policy].setdefault((record.batch, raw.partition), LaneFact())
                 lane.items.append(item_fact(record))
                 lane.tokens += record.length
-                lane.digest.update(raw.value)
+                lane.digest.update(body_of(raw.value))
         facts.checkpoints[policy] = list(checkpoint_facts(checkpoints / name))
     return facts
 

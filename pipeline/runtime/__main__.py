@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
+from headrace.connectors.schema_ids import take_schema_ids
 from headrace.connectors.transaction import Watchdog
 from headrace.pipeline.flow import STAGES
 from headrace.pipeline.runtime.metrics import Registry, serve_if_asked
@@ -70,8 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in stages:
             if name not in STAGES:
                 raise ConfigurationError(f"no stage {name!r}; stages are {', '.join(STAGES)}")
-        connection = Connection.of(config.kafka, config.run.id, options.bootstrap)
         stop = StopSignal().listen(with_parent=options.exit_with_parent)
+        connection = Connection.of(config.kafka, config.run.id, options.bootstrap, role="operators")
+        take_schema_ids(connection.patient(stop.is_set), config.registry)
         run_stages(config, connection, options.instance, stages, stop)
 
     return exit_with(run)
