@@ -94,7 +94,7 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
             head = publisher.publish(weights, version=number, lineage=0, batch=number, parent=head)
             opened = line.connections
             began = time.monotonic()
-            told.fetch(number, head.manifest_sha256, publisher.announced(head))
+            told.fetch(number, head.manifest_sha256, publisher.commits.announced(head))
             took["announced"].append(time.monotonic() - began)
             over.append(took["announced"][-1] - head.size / BANDWIDTH)
             fresh = line.connections - opened

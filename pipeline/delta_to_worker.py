@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from headrace.connectors.stores.chain import Chain, Hop, MissingLink, NothingCommitted
-from headrace.connectors.stores.image import Image, apply_hop, load_image
+from headrace.connectors.stores.image import Image, apply_hop, check_hop, load_image
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
@@ -116,7 +116,8 @@ class CheckedVersion:
     """The verdict on one committed version.
 
     version: its number. committed: what its manifest says, None when the manifest cannot be read. ways: what was
-    rebuilt and matched the root digest (``full``, ``delta``, ``merged``). problem: empty, or what is wrong.
+    rebuilt and matched the root digest (``full``, ``delta``, ``merged``); ``delta (read only)`` when the parent is gone
+    and only the digests of its objects could be checked. problem: empty, or what is wrong.
     """
 
     version: int
@@ -159,9 +160,12 @@ def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedV
             try:
                 base = _parent(chain, hop, image)
             except (DeltaCorrupt, MissingLink, NoSuchKey) as error:
-                # Without a verified parent a delta says nothing about a version that has a full.
-                if not link.manifest.full:
-                    problems.append(f"{hop}: its parent cannot be rebuilt: {error}")
+                # The parent is at fault, and is named where it stands; the objects of this hop can be damaged as well.
+                problem = _damage(chain, hop)
+                if problem or not link.manifest.full:
+                    problems.append(problem or f"{hop}: its parent cannot be rebuilt: {error}")
+                else:
+                    ways.append(f"{hop.way} (read only)")
                 continue
             try:
                 found = apply_hop(chain, hop, base)
@@ -170,6 +174,15 @@ def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedV
                 problems.append(f"{hop}: {error}")
         image = found
         yield CheckedVersion(version, committed, tuple(ways), "; ".join(problems))
+
+
+def _damage(chain: Chain, hop: Hop) -> str:
+    """What is wrong with the objects of a hop by themselves; empty when nothing is."""
+    try:
+        check_hop(chain, hop)
+    except (DeltaCorrupt, NoSuchKey) as error:
+        return f"{hop}: {error}"
+    return ""
 
 
 def _parent(chain: Chain, hop: Hop, near: Image | None) -> Image | None:

@@ -8,9 +8,6 @@ The class of an element is the exponent of its old bits (bits 7 to 14) minus 111
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
-
-import numpy as np
 
 from headrace.schemas.delta_layout import DeltaCorrupt
 from headrace.schemas.delta_steps import (
@@ -20,11 +17,8 @@ from headrace.schemas.delta_steps import (
     Kernels,
     Steps,
     check_steps,
-    classes_of,
-    gaps_of,
     moved,
     positions_of,
-    steps_of,
 )
 
 __all__ = ("apply_classes", "steps_by_class")
@@ -32,12 +26,7 @@ __all__ = ("apply_classes", "steps_by_class")
 
 def steps_by_class(old: U16, new: U16, positions: I64, kernels: Kernels) -> list[Steps]:
     """The steps from old to new ([count] each) at the positions that differ, for every class."""
-    ranks = kernels.ranks(old, positions)
-    mine = classes_of(old[positions])
-    order = np.argsort(mine, kind="stable")
-    bounds = np.searchsorted(mine[order], np.arange(CLASSES + 1))
-    chosen = [order[start:stop] for start, stop in pairwise(bounds)]
-    return [steps_of(gaps_of(ranks[at]), old[positions[at]], new[positions[at]]) for at in chosen]
+    return kernels.split(old[positions], new[positions], kernels.ranks(old, positions))
 
 
 def apply_classes(steps: Sequence[Steps], target: U16, kernels: Kernels) -> None:

@@ -152,6 +152,65 @@ def _ranks(bits: U16, positions: I64, table: U8, seen: NDArray[np.int32], ranks:
 
 
 @_compiled
+def _split(
+    before: U16,
+    after: U16,
+    ranks: I64,
+    table: U8,
+    fill: NDArray[np.int64],
+    gaps: U8,
+    codes: U8,
+    magnitudes: U8,
+    escapes: U16,
+) -> None:
+    """The streams of all classes one after the other, and ``fill`` [5, classes]: gap bytes, changes, magnitudes,
+    escapes, last rank. Counts first, so that every class knows where it begins.
+    """
+    classes = fill.shape[1]
+    fill[4] = -1
+    for change in range(ranks.size):
+        one = table[before[change] >> 7]
+        fill[0, one] += (ranks[change] - fill[4, one] - 1) // 255 + 1
+        fill[1, one] += 1
+        fill[4, one] = ranks[change]
+    # Where each class begins in gaps, codes, and magnitudes and escapes.
+    at = np.zeros((4, classes), np.int64)
+    for one in range(1, classes):
+        at[0, one] = at[0, one - 1] + fill[0, one - 1]
+        at[1, one] = at[1, one - 1] + (fill[1, one - 1] + 3) // 4
+        at[2, one] = at[2, one - 1] + fill[1, one - 1]
+    at[3] = at[2]
+    done = np.zeros(classes, np.int64)
+    fill[4] = -1
+    for change in range(ranks.size):
+        one = table[before[change] >> 7]
+        gap = ranks[change] - fill[4, one] - 1
+        fill[4, one] = ranks[change]
+        while gap >= 255:
+            gaps[at[0, one]] = 255
+            at[0, one] += 1
+            gap -= 255
+        gaps[at[0, one]] = gap
+        at[0, one] += 1
+        step = _ordered(after[change]) - _ordered(before[change])
+        code = int(step < 0)
+        step = abs(step)
+        if step > 1:
+            code |= 2
+            if step >= 257:
+                magnitudes[at[2, one]] = 255
+                escapes[at[3, one]] = after[change]
+                at[3, one] += 1
+                fill[3, one] += 1
+            else:
+                magnitudes[at[2, one]] = step - 2
+            at[2, one] += 1
+            fill[2, one] += 1
+        codes[at[1, one] + (done[one] >> 2)] |= code << (done[one] & 3) * 2
+        done[one] += 1
+
+
+@_compiled
 def _places(bits: U16, ranks: I64, nexts: I64, ends: I64, table: U8, places: I64) -> None:
     """``ranks`` and ``places`` hold all classes one after the other; ``nexts`` to ``ends`` is what is left of each.
 
@@ -203,6 +262,29 @@ class NumbaKernels:
         ranks = np.empty(positions.size, np.int64)
         _ranks(bits, positions, CLASS_TABLE, np.zeros((4, CLASSES), np.int32), ranks)
         return ranks
+
+    def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
+        """The steps of every class (see ``delta_steps.Kernels.split``)."""
+        fill = np.zeros((5, CLASSES), np.int64)
+        most = ranks.size + int(ranks.max(initial=0)) // 255 * CLASSES + CLASSES
+        gaps, magnitudes = np.empty(most, np.uint8), np.empty(ranks.size, np.uint8)
+        codes, escapes = np.zeros(ranks.size // 4 + CLASSES, np.uint8), np.empty(ranks.size, np.uint16)
+        _split(before, after, ranks, CLASS_TABLE, fill, gaps, codes, magnitudes, escapes)
+        ngaps, changes, nmagnitudes, nescapes = fill[:4]
+        begin = np.cumsum([ngaps, (changes + 3) // 4, changes], axis=1) - [ngaps, (changes + 3) // 4, changes]
+        out = []
+        for one in range(CLASSES):
+            g, c, m = (int(n) for n in begin[:, one])
+            out.append(
+                Steps(
+                    int(changes[one]),
+                    gaps[g : g + int(ngaps[one])],
+                    codes[c : c + (int(changes[one]) + 3) // 4],
+                    magnitudes[m : m + int(nmagnitudes[one])],
+                    escapes[m : m + int(nescapes[one])],
+                )
+            )
+        return out
 
     def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
         """Positions from places within classes (see ``delta_steps.Kernels.places``)."""

@@ -13,6 +13,7 @@ sign-magnitude integer, with -0 one below +0.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +81,10 @@ class Kernels(Protocol):
 
         bits: old bits [count], whose ``classes_of`` are meant.
         """
+        ...
+
+    def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
+        """The steps of every class, from the old and new bits of changed elements and their ``ranks`` ([changed])."""
         ...
 
     def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
@@ -230,6 +235,14 @@ class NumpyKernels:
         place[order] = np.arange(classes.size)
         first = np.searchsorted(classes[order], np.arange(CLASSES))
         return place[positions] - first[classes[positions]]
+
+    def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
+        """The steps of every class (see ``Kernels.split``)."""
+        mine = classes_of(before)
+        order = np.argsort(mine, kind="stable")
+        bounds = np.searchsorted(mine[order], np.arange(CLASSES + 1))
+        chosen = [order[start:stop] for start, stop in pairwise(bounds)]
+        return [steps_of(gaps_of(ranks[at]), before[at], after[at]) for at in chosen]
 
     def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
         """Positions from places within classes (see ``Kernels.places``)."""

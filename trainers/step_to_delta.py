@@ -21,9 +21,10 @@ from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreEr
 from headrace.schemas.delta_layout import DeltaError, Layout, LayoutMismatch
 from headrace.schemas.delta_manifest import CommittedVersion, ShardRef, WeightManifest
 from headrace.schemas.delta_shard import root_of
+from headrace.schemas.delta_steps import Kernels
 from headrace.trainers.version_share import Draft, ShareReport, VersionShare
 
-__all__ = ("DeltaPublisher", "VersionCommits", "VersionTaken")
+__all__ = ("Attempt", "DeltaPublisher", "VersionCommits", "VersionTaken")
 
 _HINT_EVERY = 16
 _ANNOUNCED = 64 << 10
@@ -58,6 +59,28 @@ class VersionCommits:
         self._layout = layout
         self._full_every = full_every
         self._layout_stored = False
+
+    def head(self, known: CommittedVersion | None = None) -> CommittedVersion | None:
+        """The newest committed version in the store, None when there is none; known: one that is committed."""
+        return self.chain.head(known.version if known else -1)
+
+    def refuse_other_layout(self, link: Link) -> None:
+        """Raise LayoutMismatch unless a version has this model's layout."""
+        found = link.manifest.layout_digest
+        if found != self._layout.digest:
+            raise LayoutMismatch(
+                f"version {link.version} has layout {found}, the model has {self._layout.digest}: "
+                "another architecture or dtype was trained under this run id and policy"
+            )
+
+    def announced(self, version: CommittedVersion) -> bytes:
+        """The manifest of a committed version, to travel with its announcement; empty above 64 KB."""
+        body, _ = self.chain.link(version.version, version.manifest_sha256).manifest.to_bytes()
+        return body if len(body) <= _ANNOUNCED else b""
+
+    def changed(self, version: CommittedVersion) -> dict[str, float]:
+        """The share of changed weights of a committed version, by role of the tensors."""
+        return changed_by_role(self.chain.link(version.version, version.manifest_sha256).manifest, self._layout)
 
     def draft(self, version: int, lineage: int, parent: CommittedVersion | None, kind: Kind = None) -> Draft:
         """What every rank has to upload for a version (see ``DeltaPublisher.publish``). Raises ValueError."""
@@ -120,12 +143,16 @@ class VersionCommits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class Attempt:
     """A publish that is uploaded and not known to be committed; the same call repeated only repeats the commit."""
 
     same: tuple[object, ...]
     manifest: WeightManifest
     began: float
+
+    def serves(self, same: tuple[object, ...]) -> bool:
+        """Whether it may still be committed: objects that no manifest names are swept after an hour."""
+        return self.same == same and time.monotonic() - self.began < _STALE_AFTER
 
 
 class DeltaPublisher:
@@ -133,7 +160,8 @@ class DeltaPublisher:
 
     layout: the table of its weights. full_every: a full goes beside the delta when the newest full is this many
     versions old. context: code deltas by old exponent where that is smaller (for slow links: a third fewer bytes at
-    less than half the speed). Holds two images of the weights on the host. Calls come from one thread at a time.
+    less than half the speed). kernels: what compares and codes (None: the fastest on this CPU). Holds two images of the
+    weights on the host. Calls come from one thread at a time.
     """
 
     def __init__(
@@ -145,13 +173,14 @@ class DeltaPublisher:
         full_every: int = 20,
         *,
         context: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         self._store = store
         self._layout = layout
-        self._commits = VersionCommits(store, run, policy, layout, full_every)
-        self._chain = self._commits.chain
-        self._share = VersionShare(store, self._chain.keys, layout, context=context)
-        self._attempt: _Attempt | None = None
+        self.commits = VersionCommits(store, run, policy, layout, full_every)
+        self._chain = self.commits.chain
+        self._share = VersionShare(store, self._chain.keys, layout, context=context, kernels=kernels)
+        self._attempt: Attempt | None = None
 
     @property
     def baseline(self) -> CommittedVersion | None:
@@ -160,21 +189,7 @@ class DeltaPublisher:
 
     def head(self) -> CommittedVersion | None:
         """The newest committed version in the store, None when there is none. Raises the store's errors."""
-        known = self.baseline.version if self.baseline else -1
-        return self._chain.head(known)
-
-    def committed(self, version: int) -> CommittedVersion:
-        """A committed version of this policy. Raises NoSuchKey, DeltaCorrupt and the store's errors."""
-        return self._chain.committed(version)
-
-    def announced(self, version: CommittedVersion) -> bytes:
-        """The manifest of a committed version, to travel with its announcement; empty above 64 KB."""
-        body, _ = self._chain.link(version.version, version.manifest_sha256).manifest.to_bytes()
-        return body if len(body) <= _ANNOUNCED else b""
-
-    def changed(self, version: CommittedVersion) -> dict[str, float]:
-        """The share of changed weights of a committed version, by role of the tensors."""
-        return changed_by_role(self._chain.link(version.version, version.manifest_sha256).manifest, self._layout)
+        return self.commits.head(self.baseline)
 
     def load_baseline(self, version: CommittedVersion | int) -> dict[str, NDArray[Any]]:
         """Rebuild a committed version from the store and make it the baseline; returns its weights, read-only views.
@@ -189,11 +204,7 @@ class DeltaPublisher:
                 f"{self._store.url}: version {number} has manifest {committed.manifest_sha256}, "
                 f"not {version.manifest_sha256}; read the head again"
             )
-        if image.layout.digest != self._layout.digest:
-            raise LayoutMismatch(
-                f"version {number} has layout {image.layout.digest}, the model has {self._layout.digest}: "
-                "another architecture or dtype was trained under this run id and policy"
-            )
+        self.commits.refuse_other_layout(image.link)
         self._share.seed(committed, image.data, image.digests)
         self._attempt = None
         return self._layout.views(image.data)
@@ -221,16 +232,14 @@ class DeltaPublisher:
         self._layout.fill(self._share.room(), weights)
         same = (version, lineage, batch, parent, kind)
         attempt = self._attempt
-        # Objects that no manifest names are swept after an hour: an old attempt is uploaded again.
-        stale = attempt is not None and time.monotonic() - attempt.began > _STALE_AFTER
-        if attempt is None or attempt.same != same or stale or not self._share.drafted():
-            draft = self._commits.draft(version, lineage, parent, kind)
+        if attempt is None or not attempt.serves(same) or not self._share.drafted():
+            draft = self.commits.draft(version, lineage, parent, kind)
             began = time.monotonic()
             report = self._share.upload(draft)
-            attempt = _Attempt(same, self._commits.manifest(draft, lineage, batch, [report]), began)
+            attempt = Attempt(same, self.commits.manifest(draft, lineage, batch, [report]), began)
             self._attempt = attempt
         try:
-            committed = self._commits.commit(attempt.manifest)
+            committed = self.commits.commit(attempt.manifest)
         except VersionTaken:
             self._attempt = None
             self._share.give_up()

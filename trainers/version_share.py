@@ -14,6 +14,7 @@ from headrace.connectors.stores.shards import ShardWriter
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.delta_manifest import CommittedVersion, DeltaKeys, ShardRef
+from headrace.schemas.delta_steps import Kernels
 
 __all__ = ("Draft", "ShareReport", "VersionShare", "share_of")
 
@@ -61,12 +62,13 @@ class VersionShare:
         rank: int = 0,
         ranks: int = 1,
         context: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         self._keys = keys
         self._layout = layout
         self._rank = rank
         self.segments = share_of(layout, rank, ranks)
-        self._writer = ShardWriter(store, layout, rank=rank, ranks=ranks, context=context)
+        self._writer = ShardWriter(store, layout, rank=rank, ranks=ranks, context=context, kernels=kernels)
         self._digests: Sequence[bytes] = ()
         self._baseline: NDArray[np.uint8] | None = None
         self._draft: tuple[NDArray[np.uint8], Sequence[bytes]] | None = None
@@ -91,8 +93,11 @@ class VersionShare:
 
     def seed(self, version: CommittedVersion, image: NDArray[np.uint8], digests: Sequence[bytes]) -> None:
         """Take a committed version as baseline. image, digests: of the whole model."""
-        self._baseline = image[self.span]
-        self._digests = digests[self.segments.start : self.segments.stop]
+        self.seed_share(version, image[self.span], digests[self.segments.start : self.segments.stop])
+
+    def seed_share(self, version: CommittedVersion, data: NDArray[np.uint8], digests: Sequence[bytes]) -> None:
+        """The same from the bytes and digests of this rank's segments alone."""
+        self._baseline, self._digests = data, digests
         self.version, self._draft = version, None
 
     def drafted(self) -> bool:

@@ -5,9 +5,10 @@ manifest's. Every manifest, head and table of the plan is checked before the fir
 before it is applied, every segment after it; the image that came in is never touched, so a crash leaves it whole.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from headrace.schemas.delta_manifest import ShardRef
 from headrace.schemas.delta_shard import FULL, FrameRow, SegmentRow, ShardHead, digest_of, root_of, unpack_head
 from headrace.schemas.delta_steps import Kernels, kernels_for
 
-__all__ = ("Image", "apply_hop", "load_image")
+__all__ = ("Image", "apply_hop", "check_hop", "load_image", "load_share")
+
+T = TypeVar("T")
 
 _WHOLE = 256 << 20
 _CHUNK = 8 << 20
@@ -78,6 +81,29 @@ def load_image(chain: Chain, version: int, base: Image | None = None, without: I
     ``base`` is built again from a full. without: texts of hops not to use. Raises MissingLink when no way is left,
     NoSuchKey when the version is not committed, and the store's errors (then repeat the call).
     """
+
+    def build(plan: list[Hop], base: Image | None) -> Image:
+        return base if base is not None and not plan else _Loading(chain, plan, base).image()
+
+    return _by_any_way(chain, version, build, base, without)
+
+
+def load_share(chain: Chain, version: int, segments: range) -> tuple[NDArray[np.uint8], tuple[bytes, ...]]:
+    """The bytes of a run of segments of a version, read-only, and their digests; nothing else is fetched or held.
+
+    Heads of all objects are read, so the digests are those of the manifest's root. Raises as ``load_image`` does.
+    """
+    return _by_any_way(chain, version, lambda plan, _: _Loading(chain, plan, None, segments).share())
+
+
+def _by_any_way(
+    chain: Chain,
+    version: int,
+    build: Callable[[list[Hop], Image | None], T],
+    base: Image | None = None,
+    without: Iterable[str] = (),
+) -> T:
+    """What ``build`` makes of the cheapest plan that works."""
     unusable = set(without)
     trouble: BaseException | None = None
     while True:
@@ -86,10 +112,8 @@ def load_image(chain: Chain, version: int, base: Image | None = None, without: I
             plan = chain.plan(version, known, unusable)
         except MissingLink as error:
             raise error from trouble
-        if base is not None and not plan:
-            return base
         try:
-            return _Loading(chain, plan, base).image()
+            return build(plan, base)
         except _HopFailed as failed:
             trouble = failed.__cause__ or failed
             if failed.on_base:
@@ -109,10 +133,21 @@ def apply_hop(chain: Chain, hop: Hop, base: Image | None) -> Image:
         raise failed.__cause__ or failed from None
 
 
-class _Loading:
-    """One try of one plan."""
+def check_hop(chain: Chain, hop: Hop) -> None:
+    """Read every byte of a hop and compare it with its digests, without the weights that it builds on.
 
-    def __init__(self, chain: Chain, plan: Sequence[Hop], base: Image | None) -> None:
+    What the digest of the new weights alone can tell is not seen. Raises as ``apply_hop`` does.
+    """
+    try:
+        _Loading(chain, [hop], None).check()
+    except _HopFailed as failed:
+        raise failed.__cause__ or failed from None
+
+
+class _Loading:
+    """One try of one plan, for all segments or a run of them."""
+
+    def __init__(self, chain: Chain, plan: Sequence[Hop], base: Image | None, segments: range | None = None) -> None:
         self._store = chain.store
         self._map = chain.pool.map if sum(hop.cost for hop in plan) > _PARALLEL_ABOVE else map
         self._plan = plan
@@ -120,20 +155,44 @@ class _Loading:
         self._layout = chain.layout(plan[-1].link.manifest.layout_digest)
         self._kernels: Kernels = kernels_for(self._layout.nbytes)
         self._bytes_read = 0
+        self._partial = segments is not None
+        self._mine = range(len(self._layout.segments)) if segments is None else segments
+        self._begin = self._layout.segments[self._mine[0]].offset if self._mine else 0
 
     def image(self) -> Image:
         """Open and check the whole plan, then build the image."""
+        data, digests = self._built()
+        return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
+
+    def share(self) -> tuple[NDArray[np.uint8], tuple[bytes, ...]]:
+        """The same for the run of segments alone: its bytes and digests."""
+        data, digests = self._built()
+        return data, tuple(digests[number] for number in self._mine)
+
+    def check(self) -> None:
+        """Open the plan's objects and verify every payload."""
+        for shard in self._shards():
+            for _, rows in self._jobs(shard):
+                try:
+                    for _ in self._payloads(shard, rows):
+                        pass
+                except (NoSuchKey, DeltaCorrupt) as error:
+                    raise _HopFailed(self._plan[shard.hop]) from error
+
+    def _built(self) -> tuple[NDArray[np.uint8], list[bytes]]:
+        """The bytes of the segments, and the digests of all segments of the model."""
         shards = self._shards()
         digests, last = self._checked(shards)
-        data = np.empty(self._layout.nbytes, np.uint8) if self._base is None else self._base.data.copy()
+        nbytes = sum(self._layout.segments[number].nbytes for number in self._mine)
+        data = np.empty(nbytes, np.uint8) if self._base is None else self._base.data.copy()
         for number in range(len(self._plan)):
             jobs = [job for shard in shards if shard.hop == number for job in self._jobs(shard)]
             run = partial(self._apply, data, digests, last)
             for nbytes in self._map(run, *zip(*jobs, strict=True)) if jobs else ():
                 self._bytes_read += nbytes
-        list(self._map(partial(self._unchanged, data, digests), set(range(len(digests))) - set(last)))
+        list(self._map(partial(self._unchanged, data, digests), set(self._mine) - set(last)))
         data.flags.writeable = False
-        return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
+        return data, digests
 
     def _shards(self) -> list[_Shard]:
         """Every object of the plan with its head checked; deltas whole, all their bytes asked for at once."""
@@ -157,7 +216,8 @@ class _Loading:
 
     def _whole(self, number: int, ref: ShardRef) -> bool:
         """Whether an object is fetched in one go: small ones, and deltas unless they are as large as fulls."""
-        return ref.nbytes <= (_WHOLE if self._plan[number].parent >= 0 else min(_WHOLE, _CHUNK))
+        delta = self._plan[number].parent >= 0 and not self._partial
+        return ref.nbytes <= (_WHOLE if delta else min(_WHOLE, _CHUNK))
 
     def _part(self, ref: tuple[int, ShardRef], start: int, end: int) -> bytes:
         try:
@@ -214,6 +274,8 @@ class _Loading:
         run: list[SegmentRow] = []
         nbytes = 0
         for row in shard.head.segments:
+            if row.index not in self._mine:
+                continue
             run.append(row)
             nbytes += sum(frame.length for frame in row.frames)
             if nbytes >= _WINDOW:
@@ -232,32 +294,42 @@ class _Loading:
     ) -> int:
         """Verify and apply a run of segments; the bytes that were fetched for it."""
         hop = self._plan[shard.hop]
-        start, end = rows[0].frames[0].offset, rows[-1].frames[-1].offset + rows[-1].frames[-1].length
         try:
-            if shard.body is None:
-                body, origin = memoryview(self._store.get(shard.ref.key, start, end)), start
-            else:
-                body, origin = memoryview(shard.body), 0
-            for row in rows:
-                elements = self._layout.elements(data, self._layout.segments[row.index])
-                for frame in row.frames:
-                    payload = self._payload(shard.ref.key, frame, body[frame.offset - origin :][: frame.length])
-                    apply_frame(payload, elements[frame.start : frame.start + frame.count], self._kernels)
+            for index, frame, payload in self._payloads(shard, rows):
+                part = self._elements(data, index)[frame.start : frame.start + frame.count]
+                apply_frame(payload, part, self._kernels)
         except (NoSuchKey, DeltaCorrupt) as error:
             raise _HopFailed(hop) from error
         for row in rows:
             if last[row.index] == shard.hop:
                 self._verify(data, digests, row.index, hop)
-        return 0 if shard.body is not None else end - start
+        return 0 if shard.body is not None else sum(frame.length for row in rows for frame in row.frames)
+
+    def _payloads(self, shard: _Shard, rows: list[SegmentRow]) -> Iterator[tuple[int, FrameRow, memoryview]]:
+        """Segment, frame and verified payload for every frame of a run of segments, fetched by one request."""
+        start, end = rows[0].frames[0].offset, rows[-1].frames[-1].offset + rows[-1].frames[-1].length
+        if shard.body is None:
+            body, origin = memoryview(self._store.get(shard.ref.key, start, end)), start
+        else:
+            body, origin = memoryview(shard.body), 0
+        for row in rows:
+            for frame in row.frames:
+                found = body[frame.offset - origin :][: frame.length]
+                yield row.index, frame, self._payload(shard.ref.key, frame, found)
 
     def _unchanged(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int) -> None:
         """Verify a segment that came from the base and that no hop touched."""
         self._verify(data, digests, index, self._plan[-1])
 
     def _verify(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int, hop: Hop) -> None:
-        if digest_of(self._layout.elements(data, self._layout.segments[index])) != digests[index]:
+        if digest_of(self._elements(data, index)) != digests[index]:
             problem = DeltaCorrupt(f"{self._store.url}: segment {index} is wrong after the {hop}")
             raise _HopFailed(hop, on_base=self._base is not None) from problem
+
+    def _elements(self, data: NDArray[np.uint8], index: int) -> NDArray[Any]:
+        segment = self._layout.segments[index]
+        start = segment.offset - self._begin
+        return data[start : start + segment.nbytes].view(f"<u{segment.width}")
 
     def _payload(self, key: str, frame: FrameRow, payload: memoryview) -> memoryview:
         """The payload, fetched again by its range when its digest is wrong."""

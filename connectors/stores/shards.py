@@ -37,17 +37,25 @@ class Coded:
 class ShardWriter:
     """Codes segments of one layout on several threads, and uploads them as the objects of ``rank`` among ``ranks``.
 
-    context: code deltas by old exponent where that is smaller.
+    context: code deltas by old exponent where that is smaller. kernels: what compares and codes (None: the fastest on
+    this CPU).
     """
 
     def __init__(
-        self, store: ObjectStore, layout: Layout, *, rank: int = 0, ranks: int = 1, context: bool = False
+        self,
+        store: ObjectStore,
+        layout: Layout,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        context: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         self._store = store
         self._layout = layout
         self._rank, self._ranks = rank, ranks
         self._context = context
-        self._kernels: Kernels = kernels_for(layout.nbytes)
+        self._kernels: Kernels = kernels or kernels_for(layout.nbytes)
         self._map = ThreadPoolExecutor(_THREADS, "encode").map if len(layout.segments) > 1 else map
 
     def code(

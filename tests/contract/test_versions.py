@@ -61,7 +61,8 @@ def weights(value: float) -> dict[str, np.ndarray]:
 
 
 def versions_of(store: ObjectStore, log: StepLog, run: str) -> Versions:
-    return Versions(store, log, run=run, name="main", policy=0, weights=weights(0), full_every=20, stop=StopSignal())
+    shapes = {name: array.shape for name, array in weights(0).items()}
+    return Versions(store, log, run=run, name="main", policy=0, shapes=shapes, full_every=20, stop=StopSignal())
 
 
 def test_records_and_offsets_are_one_transaction(fed: Feed, log_of: Any) -> None:

@@ -274,7 +274,7 @@ def test_an_announced_update_is_one_request(run: Run) -> None:
     for _ in range(3):
         head = run.advance(publisher)
         store.calls.clear()
-        reader.fetch(head.version, head.manifest_sha256, publisher.announced(head))
+        reader.fetch(head.version, head.manifest_sha256, publisher.commits.announced(head))
         assert [verb for verb, _ in store.calls] == ["get"]
         assert run.correct(reader)
 
@@ -285,12 +285,12 @@ def test_an_announcement_with_a_wrong_manifest_misleads_nobody(run: Run, wrong: 
     first = run.advance(publisher)
     reader.fetch()
     head = run.advance(publisher)
-    for manifest in (wrong, publisher.announced(first)):
+    for manifest in (wrong, publisher.commits.announced(first)):
         reader.fetch(head.version, head.manifest_sha256, manifest)
         assert reader.version == 1
         assert run.correct(reader)
     with pytest.raises(DeltaCorrupt):
-        reader.fetch(head.version, first.manifest_sha256, publisher.announced(head))
+        reader.fetch(head.version, first.manifest_sha256, publisher.commits.announced(head))
 
 
 def test_parts_of_an_object_are_fetched_side_by_side_and_repaired(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def serve() -> None:
     import rank_probe
     import torch
     import transformers
-    from traps import arm
+    from traps import arm, cut_segments
 
     from headrace.connectors.lifetime import exit_with
     from headrace.trainers import batch_to_step
@@ -135,6 +135,8 @@ def serve() -> None:
                     os.dup2(log.fileno(), 2)
                     os.dup2(log.fileno(), 1)
                 os.environ.update(order["environment"])
+                if "SEGMENT_BYTES" in order["environment"]:
+                    cut_segments(int(os.environ["SEGMENT_BYTES"]))
                 if order["trap"]:
                     arm(*order["trap"])
                 run = main if order["program"] == "trainer" else rank_probe.main

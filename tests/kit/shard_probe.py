@@ -12,8 +12,9 @@ import torch
 
 from headrace.connectors.stores.local import LocalStore
 from headrace.schemas.delta_layout import Layout
+from headrace.trainers.backends.zero3 import zero3_shards
 from headrace.trainers.ranks import Ranks
-from headrace.trainers.sharded_publisher import ShardedPublisher, zero3_shards
+from headrace.trainers.sharded_publisher import ShardedPublisher
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     head = None
     for version in range(int(steps)):
         assert all(p.numel() == 0 for p in parameters.values()), "nothing is sharded"
-        shards = zero3_shards(parameters, ranks.rank, ranks.size)
+        shards = zero3_shards(parameters, ranks.rank)
         head = publisher.publish(shards, version=version, lineage=0, batch=version, parent=head)
         with deepspeed.zero.GatheredParameters(list(parameters.values())):
             if ranks.leads:

@@ -1,7 +1,7 @@
 """Points at which a trainer kills itself with -9 or stands still: ``arm(POINT, BATCH)`` in its process.
 
 before-checkpoint, in-checkpoint, after-checkpoint; after-delta (committed in the store, Step not written); after-step;
-after-rollback; stall (for 12 s, with the Step of the batch in an open transaction).
+before-upload, after-upload (of this rank's objects of the version numbered BATCH); after-rollback; stall (for 12 s, with the Step of the batch in an open transaction).
 """
 
 import os
@@ -9,12 +9,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from headrace.connectors.transaction import Transaction
 from headrace.schemas.codec import decode
 from headrace.schemas.records import Rollback, Step
-from headrace.trainers import checkpoint, step_log, step_to_delta
+from headrace.trainers import (
+    checkpoint_folder,
+    checkpoint_saver,
+    sharded_publisher,
+    step_log,
+    step_to_delta,
+    version_share,
+    versions,
+)
 
 STALL_SECONDS = 12.0
 """Longer than the transaction timeout."""
@@ -51,13 +61,17 @@ def arm(point: str, batch: int) -> None:
     def writes(kind: type, batch: int) -> Callable[..., bool]:
         return lambda _s, records, _o: any(isinstance(r, kind) and getattr(r, "batch", batch) == batch for r in records)
 
-    if point in ("before-checkpoint", "after-checkpoint"):
+    if point == "before-checkpoint":
+        wrap(checkpoint_saver.Checkpoints, "save", lambda _s, at, *_: at.batch == batch, die, after=False)
+    elif point in ("in-checkpoint", "after-checkpoint"):
         after = point.startswith("after")
-        wrap(checkpoint.CheckpointFolder, "write", lambda _s, at, *_: at.batch == batch, die, after=after)
-    elif point == "in-checkpoint":
-        wrap(checkpoint, "_seal", lambda _f, at, _p: at.batch == batch, die, after=False)
+        wrap(checkpoint_folder.FolderPlace, "commit", lambda _s, _a, table: table.batch == batch, die, after=after)
     elif point == "after-delta":
-        wrap(step_to_delta.DeltaPublisher, "publish", lambda *_, **named: named["batch"] == batch, die, after=True)
+        for publisher in (step_to_delta.DeltaPublisher, sharded_publisher.ShardedPublisher):
+            wrap(publisher, "publish", lambda *_, **named: named["batch"] == batch, die, after=True)
+    elif point in ("before-upload", "after-upload"):
+        after = point.startswith("after")
+        wrap(version_share.VersionShare, "upload", lambda _s, draft: draft.version == batch, die, after=after)
     elif point == "after-rollback":
         wrap(log, "commit", writes(Rollback, batch), die, after=True)
     elif point == "after-step":
@@ -66,6 +80,12 @@ def arm(point: str, batch: int) -> None:
         wrap(Transaction, "produce", lambda _s, _t, value, *_: step_of(value) == batch, stall, after=True)
     else:
         raise ValueError(point)
+
+
+def cut_segments(nbytes: int) -> None:
+    """Cut images into segments of so many bytes, so that ranks share a small model too."""
+    real = versions.Layout.of
+    versions.Layout = SimpleNamespace(of=partial(real, segment_bytes=nbytes))  # type: ignore[misc,assignment]
 
 
 def step_of(value: bytes | None) -> int:

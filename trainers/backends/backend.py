@@ -7,7 +7,7 @@ which is exactly what it publishes; so a rollout engine on the published weights
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,25 @@ from torch import Tensor
 
 from headrace.trainers.batching import MicroBatch
 
-__all__ = ("Backend", "Update", "Weights")
+__all__ = ("Backend", "Outgoing", "Scores", "Shards", "TensorShard", "Update", "Weights")
 
 Weights = Mapping[str, npt.NDArray[np.uint16]]
 """bf16 bit patterns by Hugging Face name, in the shape of the parameter; a tied storage appears once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """Elements ``start`` and following of a tensor, flat, as raw bits (unsigned integers of its width, [count])."""
+
+    start: int
+    bits: npt.NDArray[Any]
+
+
+Shards = Mapping[str, TensorShard]
+"""What one rank holds of every published tensor, by Hugging Face name; all ranks together hold every element once."""
+
+Outgoing = Weights | Shards
+"""What a rank gives for publishing: everything on rank 0, or its shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +66,47 @@ class Backend(Protocol):
         """What is published; complete on rank 0, valid until the next ``step``."""
         ...
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of what is published, in order, the same on every rank."""
+        ...
+
+    def shards(self) -> Shards | None:
+        """What this rank holds of the weights, valid until the next ``step``; None where ``weights`` is to be used."""
+        ...
+
     def save(self, folder: Path) -> None:
-        """Write this rank's part of the state (masters, optimizer, random generators) into an existing folder."""
+        """Write this rank's part of the state (masters, optimizer, random generators) into an existing folder.
+
+        A backend that also has ``snapshot`` (see ``Snapshots``) is saved beside its next step instead.
+        """
         ...
 
     def load(self, folder: Path) -> None:
-        """Take up a state that ``save`` wrote with the same count of ranks. Raises ConfigurationError if it cannot."""
+        """Take up a state that ``save`` wrote, with any count of ranks. Raises ConfigurationError if it cannot."""
+        ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A backend that gives the entropy of every trained token beside its log-prob; collective as all of ``Backend``."""
+
+    def scores(self, micro: MicroBatch, *, gradient: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs as ``logprobs`` gives them, and entropies in nats, both [rows, length] float32, 0 elsewhere."""
+        ...
+
+
+class StateWriter(Protocol):
+    """A rank's part of a state in host memory, as it was when it was copied."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into an existing folder, from any thread; file names differ between ranks. Raises OSError."""
+        ...
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """A backend whose state can be copied at once and written later; collective as all of ``Backend``."""
+
+    def snapshot(self) -> StateWriter:
+        """This rank's part of the state, copied to host memory."""
         ...

@@ -13,8 +13,10 @@ from headrace.connectors.stores.local import LocalStore
 from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
 from headrace.schemas.delta_layout import DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
+from headrace.trainers.backends.backend import TensorShard
 from headrace.trainers.ranks import Ranks
-from headrace.trainers.sharded_publisher import ShardedPublisher, TensorShard, exchange
+from headrace.trainers.shard_exchange import exchange
+from headrace.trainers.sharded_publisher import ShardedPublisher
 from headrace.trainers.step_to_delta import DeltaPublisher, VersionCommits
 from headrace.trainers.version_share import VersionShare, share_of
 
