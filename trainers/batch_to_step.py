@@ -7,30 +7,30 @@ was published, and nothing is published twice. Order of a step: checkpoint (when
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
-from headrace.connectors.blobs import get_sequences
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig
 from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.schemas.ids import consumer_group, transactional_id
-from headrace.schemas.records import End, Item, Manifest, Record, Resumed, Rollback, Step, Stop
-from headrace.trainers.backends.backend import Backend, Weights
-from headrace.trainers.checkpoint import Checkpoint, CheckpointFolder, Positions
+from headrace.schemas.records import End, Manifest, Record, Resumed, Rollback, Step, Stop
+from headrace.trainers.backends.backend import Backend, Outgoing
+from headrace.trainers.batch_feed import BatchFeed
+from headrace.trainers.checkpoint import Checkpoint, Positions
+from headrace.trainers.checkpoint_open import open_checkpoints
 from headrace.trainers.export import export_model
-from headrace.trainers.lanes import BatchReader, Stopped, lanes_of
+from headrace.trainers.lanes import BatchReader, lanes_of
 from headrace.trainers.lineage import Announcement, Plan, Point, decide, rollback_base
-from headrace.trainers.patience import patiently
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.step_log import StepLog
+from headrace.trainers.torch_kernels import kernels_on
 from headrace.trainers.update import Learned, Learner
-from headrace.trainers.versions import Versions
+from headrace.trainers.versions import Versions, copied
 
 __all__ = ("Trainer",)
 
@@ -77,19 +77,20 @@ class Trainer:
         self._ranks, self._stop, self._rewind = ranks, stop, rewind
         self._learner = Learner(config, policy, backend, ranks)
         folder = config.run_folder()
-        self._checkpoints = CheckpointFolder(folder / "checkpoints" / policy, keep=self._trainer.keep_checkpoints)
+        self._checkpoints = open_checkpoints(config, policy, store, self._learner.state, ranks, stop)
         self._target = folder / "model" / policy
         self._lanes = connection.partition_count(f"batches.{policy}")
         self._reader = BatchReader(
             connection,
             policy=self._policy,
             name=policy,
-            lanes=lanes_of(ranks.rank, ranks.size, self._lanes),
+            lanes=lanes_of(ranks.data_rank, ranks.data_size, self._lanes),
             manifests=ranks.leads,
             client_id=f"{instance}.{ranks.rank}",
             group=consumer_group(config.run.id, f"trainer.{policy}"),
             stop=stop,
         )
+        self._feed = BatchFeed(self._reader, ranks, store, stop)
         self._log: StepLog | None = None
         self._versions: Versions | None = None
         if ranks.leads:
@@ -106,7 +107,8 @@ class Trainer:
         self._batch = 0
         self._version = 0
         self._base: Point | None = None
-        self._last_checkpoint = -1
+        self._pruned_at = -1
+        self._told: dict[int, int] = {}
         self._beside = ThreadPoolExecutor(1, "publish") if self._trainer.publish_ahead else None
         self._publishing: Future[CommittedVersion] | None = None
         self._began = time.monotonic()
@@ -117,7 +119,6 @@ class Trainer:
         if plan.stopped:
             self._say("this policy has stopped; nothing to do")
             return
-        self._retrain(plan)
         while True:
             ending = self._next_batch()
             if ending:
@@ -128,49 +129,63 @@ class Trainer:
 
     def _start(self) -> Plan:
         """Fence predecessors, decide, load, and publish what has to be published; see lineage.decide."""
-        weights = self._backend.weights()
-        checkpoints = self._checkpoints.all()
-        points = [c.point for c in checkpoints]
-        plan, self._base = self._ranks.broadcast(self._decide(weights, points) if self._ranks.leads else None)
+        self._versions = self._open_versions()
+        plan, chosen, self._base = self._ranks.broadcast(self._decide() if self._ranks.leads else None)
         if plan.stopped:
             return plan
-        chosen = next((c for c in checkpoints if c.point == plan.start), None)
+        if self._versions is not None:
+            self._versions.share_head()
         positions = self._positions(chosen)
         if chosen is not None:
-            self._backend.load(chosen.folder)
-            self._last_checkpoint = chosen.point.batch
+            self._checkpoints.load(chosen)
         self._lineage, self._batch = plan.lineage, plan.start_batch
         self._reader.start(positions)
-        offsets = self._offsets()
-        if plan.first:
-            self._publish([], None, self._backend.weights(), offsets)
-        elif plan.publish is not None:
-            self._publish([], plan.publish, self._backend.weights(), offsets)
         self._say(
             f"start: lineage {plan.lineage}, weights of batch {plan.start_batch}"
             + (f", retraining to batch {plan.retrain_to}" if plan.retrain_to > plan.start_batch else "")
         )
+        self._retrain(plan)
+        if plan.first or plan.publish is not None:
+            self._publish([], plan.publish, self._outgoing(), self._feed.offsets())
+            self._version = self._ranks.broadcast(self._version if self._ranks.leads else None)
         return plan
 
-    def _decide(self, weights: Weights, points: Sequence[Point]) -> tuple[Plan, Point | None]:
+    def _open_versions(self) -> Versions | None:
+        """This rank's part in publishing: rank 0's alone, or every rank's where each holds shards of its own."""
+        shared = self._backend.shards() is not None
+        if not shared and not self._ranks.leads:
+            return None
+        together = self._ranks if self._beside is None or not shared else self._ranks.beside()
+        return Versions(
+            self._store,
+            self._log,
+            run=self._config.run.id,
+            name=self._name,
+            policy=self._policy,
+            shapes=self._backend.shapes(),
+            full_every=self._trainer.full_every,
+            context=self._trainer.delta_context,
+            stop=self._stop,
+            ranks=together if shared else None,
+            kernels=kernels_on(self._ranks.device),
+        )
+
+    def _outgoing(self) -> Outgoing:
+        """The weights to publish: this rank's shards, else all of them on rank 0; collective."""
+        shards = self._backend.shards()
+        return self._backend.weights() if shards is None else shards
+
+    def _decide(self) -> tuple[Plan, Checkpoint | None, Point | None]:
         """Rank 0: fence, then read the head and the steps, roll back if asked to, and decide."""
         log = self._lead_log
         log.open()
         seen = log.seen()
-        self._versions = Versions(
-            self._store,
-            log,
-            run=self._config.run.id,
-            name=self._name,
-            policy=self._policy,
-            weights=weights,
-            full_every=self._trainer.full_every,
-            context=self._trainer.delta_context,
-            stop=self._stop,
-        )
-        head = self._versions.read_head()
+        head = self._lead_versions.read_head()
+        self._checkpoints.sweep()
+        kept = {checkpoint.point: checkpoint for checkpoint in self._checkpoints.listed()}
         if self._rewind is not None:
-            base = rollback_base(seen, points, self._rewind.version)
+            base = self._whole_one(kept, lambda: rollback_base(seen, list(kept), self._rewind_to.version))
+            assert base is not None
             record = Rollback(
                 policy=self._policy,
                 lineage=seen.lineage + 1,
@@ -181,12 +196,21 @@ class Trainer:
             log.commit([record], self._start_lanes())
             self._say(f"rolled back to batch {base.batch} (version {base.version}) as lineage {record.lineage}")
             seen = log.seen()
-        plan = decide(seen, head, points)
+        start = self._whole_one(kept, lambda: decide(seen, head, list(kept)).start)
+        plan = decide(seen, head, list(kept))
         if head is not None and not plan.stopped and plan.publish is None:
             self._lineage = plan.lineage
             late = [self._record(plan.announce, head.batch, head.version)] if plan.announce else []
             self._lead_versions.announce(late, self._start_lanes())
-        return plan, seen.base
+        return plan, kept[start] if start else None, seen.base
+
+    def _whole_one(self, kept: dict[Point, Checkpoint], choose: Callable[[], Point | None]) -> Point | None:
+        """The checkpoint that ``choose`` takes out of ``kept``, with all its bytes; broken ones are taken out of it."""
+        while True:
+            point = choose()
+            if point is None or point not in kept or self._checkpoints.verified(kept[point]):
+                return point
+            del kept[point]
 
     def _positions(self, chosen: Checkpoint | None) -> Positions:
         """Where the loaded weights read on: as the checkpoint says, else from the first records."""
@@ -201,10 +225,10 @@ class Trainer:
     def _retrain(self, plan: Plan) -> None:
         """Train again, without publishing, the batches between the checkpoint and the head: their Steps exist."""
         while self._batch < plan.retrain_to:
-            manifest = self._order()
+            manifest = self._feed.order(self._batch + 1)
             if not isinstance(manifest, Manifest):
                 break
-            self._learner.train(self._items(manifest), manifest, manifest.start_version)
+            self._learner.train(self._feed.items(manifest), manifest, manifest.start_version)
             self._batch = manifest.batch
             self._say(f"batch {self._batch} trained again")
         if self._versions is not None and self._versions.head is not None:
@@ -220,70 +244,47 @@ class Trainer:
             return "steps"
         timing = _Timing()
         began = time.monotonic()
-        order = self._order()
+        order = self._feed.order(self._batch + 1)
         if isinstance(order, End):
             return order.reason or "data"
-        items = self._items(order)
+        items = self._feed.items(order)
         timing.wait = time.monotonic() - began
         began = time.monotonic()
         learned = self._learner.train(items, order, self._version)
         self._batch = order.batch
-        weights = self._backend.weights()
+        weights = self._outgoing()
         timing.step = time.monotonic() - began
         self._settle()
-        if self._batch % self._trainer.checkpoint_every == 0 or self._batch == limit:
-            self._checkpoint()
+        self._prune()
+        if self._checkpoints.due(self._batch, self._trainer.checkpoint_every) or self._batch == limit:
+            self._checkpoints.save(*self._state(self._version + 1))
         self._step(order, learned, timing, weights)
         return ""
 
-    def _order(self) -> Manifest | End:
-        """The next Manifest or the End, from rank 0 on every rank. Raises Stopped on all of them."""
-        found: Manifest | End | Stopped | None = None
+    def _state(self, version: int) -> tuple[Point, Positions]:
+        """What the weights stand for, of this version, and where to read on."""
+        return Point(lineage=self._lineage, batch=self._batch, version=version), self._feed.positions()
+
+    def _prune(self) -> None:
+        """Delete old checkpoints once a newer one is durable and a commit has shown that nobody has taken over."""
+        self._checkpoints.poll()
+        if self._checkpoints.durable <= self._pruned_at or not self._told:
+            return
+        self._pruned_at = self._checkpoints.durable
         if self._ranks.leads:
-            try:
-                found = self._reader.order(self._batch + 1)
-            except Stopped as stopped:
-                found = stopped
-        order = cast(Manifest | End | Stopped, self._ranks.broadcast(found))
-        if isinstance(order, Stopped):
-            raise order
-        return order
+            self._lead_log.commit([], self._told)
+            self._checkpoints.prune(self._base, self._lineage)
 
-    def _items(self, manifest: Manifest) -> list[Item]:
-        """This rank's items of a batch, with the arrays of large ones fetched from the store."""
-        return [self._whole(item) for item in self._reader.take(manifest)]
-
-    def _whole(self, item: Item) -> Item:
-        blob = item.blob
-        if blob is None:
-            return item
-        return replace(item, sequences=patiently(lambda: get_sequences(self._store, blob), self._stop))
-
-    def _checkpoint(self) -> None:
-        point = Point(lineage=self._lineage, batch=self._batch, version=self._version + 1)
-        positions = Positions(manifests=self._reader.manifest_offset, lanes=self._offsets())
-        self._checkpoints.write(point, positions, self._backend.save, self._ranks)
-        self._last_checkpoint = self._batch
-        if self._ranks.leads:
-            self._checkpoints.prune(self._base)
-
-    def _offsets(self) -> dict[int, int]:
-        """Offsets of all lanes, from every rank."""
-        merged: dict[int, int] = {}
-        for part in self._ranks.gather(dict(self._reader.lane_offsets)):
-            merged.update(part)
-        return merged
-
-    def _step(self, manifest: Manifest, learned: Learned, timing: _Timing, weights: Weights) -> None:
-        offsets = self._offsets()
-        if self._ranks.leads:
+    def _step(self, manifest: Manifest, learned: Learned, timing: _Timing, weights: Outgoing) -> None:
+        offsets = self._told = self._feed.offsets()
+        if self._versions is not None:
             if self._beside is None:
                 self._version = self._publish_step(manifest, learned, timing, weights, offsets).version
             else:
                 began = time.monotonic()
-                kept = {name: bits.copy() for name, bits in weights.items()}
+                kept = copied(weights)
                 held = time.monotonic() - began
-                head = self._lead_versions.head
+                head = self._versions.head
                 self._version = head.version + 1 if head else 0
                 self._publishing = self._beside.submit(
                     self._publish_step, manifest, learned, timing, kept, offsets, held
@@ -304,7 +305,7 @@ class Trainer:
         manifest: Manifest,
         learned: Learned,
         timing: _Timing,
-        weights: Weights,
+        weights: Outgoing,
         offsets: dict[int, int],
         held: float | None = None,
     ) -> CommittedVersion:
@@ -312,6 +313,8 @@ class Trainer:
         began = time.monotonic()
         committed = self._commit(weights, manifest.batch, offsets)
         took = time.monotonic() - began
+        if not self._ranks.leads:
+            return committed
         record = Step(
             policy=self._policy,
             batch=manifest.batch,
@@ -327,7 +330,7 @@ class Trainer:
             delta_bytes=committed.size,
             changed_share=committed.changed_share,
             finished_ms=int(time.time() * 1000),
-            metrics={**learned.metrics, **self._lead_versions.changed(), "publish/seconds": took},
+            metrics={**learned.metrics, **self._beside_learning(), "publish/seconds": took},
         )
         self._lead_versions.announce([record], offsets)
         m = learned.metrics
@@ -339,16 +342,23 @@ class Trainer:
         )
         return committed
 
-    def _commit(self, weights: Weights, batch: int, offsets: dict[int, int]) -> CommittedVersion:
-        return self._lead_versions.publish(weights, lineage=self._lineage, batch=batch, offsets=offsets)
+    def _beside_learning(self) -> dict[str, float]:
+        """Figures of a Step that the learner does not know: of checkpoints, and of what its version changed."""
+        return {**self._checkpoints.figures(), **self._lead_versions.changed()}
+
+    def _commit(self, weights: Outgoing, batch: int, offsets: dict[int, int]) -> CommittedVersion:
+        assert self._versions is not None, "this rank has no part in publishing"
+        return self._versions.publish(weights, lineage=self._lineage, batch=batch, offsets=offsets)
 
     def _publish(
-        self, records: list[Record], kind: Announcement | None, weights: Weights, offsets: dict[int, int]
+        self, records: list[Record], kind: Announcement | None, weights: Outgoing, offsets: dict[int, int]
     ) -> None:
         """Publish the loaded weights as they are, with their record if they need one."""
+        if self._versions is None:
+            return
+        committed = self._commit(weights, self._batch, offsets)
+        self._version = committed.version
         if self._ranks.leads:
-            committed = self._commit(weights, self._batch, offsets)
-            self._version = committed.version
             more = [self._record(kind, committed.batch, committed.version)] if kind else []
             self._lead_versions.announce([*records, *more], offsets)
             self._say(f"version {committed.version}: the weights of batch {committed.batch} as they are")
@@ -380,18 +390,25 @@ class Trainer:
     def _finish(self, reason: str) -> None:
         """Final checkpoint, the model as a Hugging Face folder, then Stop."""
         self._settle()
-        if self._last_checkpoint != self._batch:
-            self._checkpoint()
-        weights = self._backend.weights()
-        offsets = self._offsets()
+        self._checkpoints.save_last(*self._state(self._version))
+        # Where ranks hold shards nobody gathers them: the store has the same weights.
+        weights = self._backend.weights() if self._backend.shards() is None else None
+        offsets = self._feed.offsets()
         if self._ranks.leads:
+            weights = self._lead_versions.weights() if weights is None else weights
             export_model(weights, Path(self._config.policies[self._name].model), self._target)
             self._lead_log.commit([Stop(reason=reason, policy=self._policy)], offsets)
             self._say(f"stopped ({reason}) at batch {self._batch}, version {self._version}; model: {self._target}")
 
     def close(self) -> None:
         """Leave the cluster."""
+        self._checkpoints.close()
         self._reader.close()
+
+    @property
+    def _rewind_to(self) -> Rewind:
+        assert self._rewind is not None, "nobody asked to go back"
+        return self._rewind
 
     @property
     def _lead_log(self) -> StepLog:

@@ -141,9 +141,9 @@ def test_killed_at_every_phase_no_batch_is_trained_twice_or_lost(
     bench.killed(config, "after-delta", 0)
     bench.killed(config, "after-delta", 2)
     bench.killed(config, "in-checkpoint", 3)
-    bench.killed(config, "after-checkpoint", 3)
-    bench.killed(config, "after-delta", 5)
-    bench.killed(config, "after-step", 7)
+    bench.killed(config, "before-checkpoint", 6)
+    bench.killed(config, "after-delta", 7)
+    bench.killed(config, "after-step", 8)
     bench.train(config)
     assert steps_of(fed) == [(k, k) for k in range(1, 9)]
     assert Chain(open_store(config.run_folder() / "store"), "killed", "main").versions() == list(range(9))

@@ -92,7 +92,7 @@ class SavedState:
 
     def _take(self, file: Any) -> None:
         self._files.append(file)
-        for key in file.keys():  # noqa: SIM118: a safetensors file is no mapping
+        for key in list(file.keys()):
             kind, found, place = key.partition("/")
             name, _, start = place.rpartition("@")
             if found:

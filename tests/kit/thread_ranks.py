@@ -1,0 +1,73 @@
+"""Ranks of a trainer as threads of one process, so that tests can try any count of them without starting processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headrace.trainers.ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the ranks put what they give to each other."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=120)
+        self.slots: list[Any] = [None] * size
+
+
+class ThreadRanks(Ranks):
+    """A rank that meets the others in memory; every collective is called by all, in the same order."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        super().__init__(rank, len(meeting.slots))
+        self.device = torch.device("cpu")
+        self._meeting = meeting
+
+    def gather(self, value: T) -> list[T]:
+        """See ``Ranks``."""
+        self._meeting.slots[self.rank] = value
+        self._meeting.barrier.wait()
+        found = list(self._meeting.slots)
+        self._meeting.barrier.wait()
+        return found
+
+    def broadcast(self, value: T | None) -> T:
+        """See ``Ranks``."""
+        found: T = self.gather(value)[0]  # type: ignore[assignment]
+        return found
+
+    def sum_tensor(self, x: Tensor) -> None:
+        """See ``Ranks``."""
+        parts = self.gather(x.clone())
+        x.copy_(torch.stack(parts).sum(0))
+
+
+def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
+    """What ``work`` gives on each rank. Raises what any of them raises."""
+    meeting, out, errors = Meeting(size), [None] * size, []
+
+    def run(rank: int) -> None:
+        try:
+            out[rank] = work(ThreadRanks(rank, meeting))  # type: ignore[call-overload]
+        except Exception as error:  # the seam of a thread: it is raised again in the test
+            errors.append(error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    if errors:
+        raise errors[0]
+    return out  # type: ignore[return-value]
