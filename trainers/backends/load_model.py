@@ -77,17 +77,21 @@ def _fastest(model: Any, config: TrainerConfig | None, path: Path) -> PolicyMode
         try:
             if policy.lean == lean and _near(_scores(policy, sample), wanted):
                 break
-            failed.append("packed sequences" if packed else "logits in slices")
+            failed.append(("packed sequences" if packed else "logits in slices") + " (other log-probs)")
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
             # A model that cannot take packed sequences fails in its own way; the next way is slower and always works.
             failed.append(f"{'packed sequences' if packed else 'logits in slices'} ({error})")
     if failed:
-        sys.stderr.write(f"{path} ({type(model).__name__}) gives other log-probs with {' and with '.join(failed)}\n")
+        sys.stderr.write(f"{path} ({type(model).__name__}) takes more memory: it cannot do {', '.join(failed)}\n")
     return policy
 
 
 def _attends_by_name(model: Any) -> bool:
-    return bool(getattr(model, "_supports_attention_backend", False))
+    """Whether every layer is attention of a kind that packed rows have, called by the name that is set."""
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    chunked = getattr(model.config, "attention_chunk_size", None)
+    named = getattr(model, "_supports_attention_backend", False)
+    return bool(named) and not chunked and kinds <= {"full_attention", "sliding_attention"}
 
 
 def _attend(model: Any, name: str) -> None:

@@ -24,6 +24,12 @@ _STRETCH, _SLACK = 1.25, 8
 """A bucket takes sequences up to this many times its shortest and so many tokens more."""
 
 
+_FLASH_SIZE = 256
+"""Largest head that flash attention takes."""
+_CHANGES = ("softcap", "s_aux", "position_bias", "head_mask", "attention_bias")
+"""Arguments by which transformers models change attention."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     """Sequences that attention pads to a common length. index int64 [rows * width]: tokens, padding repeats the first
@@ -115,21 +121,39 @@ def packed_attention(
     packing: Packing,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence; the form that transformers calls.
 
     query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; gives [1, tokens, heads, size]. Under
-    sequence parallelism tokens are this rank's; heads are exchanged for tokens before and back after.
+    sequence parallelism tokens are this rank's; heads are exchanged for tokens before and back after. Raises
+    NotImplementedError for a kind of attention that this is not.
     """
+    _check_kind(module, sliding_window, more)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if packing.group is not None:
         q, k, v = packing.group.heads_for_tokens(q, k, v)
-    flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
+    flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= _FLASH_SIZE
     out = (_flash if flash else _bucketed)(q, k, v, packing, scaling, sliding_window or 0)
     if packing.group is not None:
         out = packing.group.tokens_for_heads(out)
     return out[None], None
+
+
+def _check_kind(module: torch.nn.Module, window: int | None, more: dict[str, Any]) -> None:
+    """Refuse what changes attention and is not handled: a wrong result would only show on long sequences."""
+    known = [name for name in _CHANGES if more.get(name) is not None]
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        layer: Any = module.layer_idx
+        slides = kinds[layer] == "sliding_attention"
+    else:
+        slides = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+    if slides and window is None:
+        known.append("a sliding window that it does not pass on")
+    if known:
+        raise NotImplementedError(f"attention with {', '.join(known)}")
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int) -> Tensor:
@@ -166,7 +190,7 @@ def _bucketed(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float 
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        outs.append(out.transpose(1, 2).reshape(-1, *q.shape[1:])[bucket.real])
+        outs.append(out.transpose(1, 2).reshape(-1, q.shape[1], v.shape[2])[bucket.real])
     return torch.cat(outs)[order]
 
 

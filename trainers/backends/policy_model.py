@@ -39,7 +39,7 @@ class PolicyModel(nn.Module):
         self.model = model
         self.group = group
         self.lean = lean and _has_plain_head(model)
-        self.packed = packed and self.lean and IMPLEMENTATION == model.config._attn_implementation
+        self.packed = packed and self.lean and model.config._attn_implementation == IMPLEMENTATION
         self._scale = float(getattr(model.config, "logit_scale", None) or 1.0)
         self._scale /= float(getattr(model.config, "logits_scaling", None) or 1.0)
         softcap = float(getattr(model.config, "final_logit_softcapping", None) or 0.0)
