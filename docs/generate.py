@@ -117,7 +117,8 @@ def configuration() -> str:
     sections = [
         ("[run]", "RunSection"), ("[kafka]", "KafkaConfig"), ("[registry]", "RegistryConfig"),
         ("[store]", "StoreConfig"), ("[rollout]", "RolloutConfig"), ("[trainer]", "TrainerConfig"),
-        ("[eval]", "EvalConfig"), ("[policies.P]", "PolicyConfig"), ("[streams.S]", "StreamConfig"),
+        ("[trainer.critic]", "CriticConfig"), ("[eval]", "EvalConfig"), ("[policies.P]", "PolicyConfig"),
+        ("[streams.S]", "StreamConfig"),
         ("[[operators]]", "OperatorConfig"),
     ]  # fmt: skip
     return "\n".join(section(title, getattr(config, name)) for title, name in sections)

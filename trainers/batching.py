@@ -1,4 +1,4 @@
-"""From the items of a batch to micro-batches of padded rows, with one advantage per row.
+"""From the items of a batch to micro-batches of padded rows, with advantages per token.
 
 Goes in: Items of one batch (their sequences in memory), an advantage; comes out: rows, split by whole groups into
 updates and packed by tokens into micro-batches. Pure; the order depends on the items alone.
@@ -6,7 +6,8 @@ updates and packed by tokens into micro-batches. Pure; the order depends on the 
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +18,33 @@ from headrace.schemas.parts import Sequence
 from headrace.schemas.records import Item
 from headrace.trainers.advantages.advantage import Advantage, GroupRewards
 
-__all__ = ("MicroBatch", "Row", "count_rows", "dummy", "pack", "rows_of", "split_updates")
+__all__ = ("MicroBatch", "Row", "bare_rows", "count_rows", "dummy", "group_values", "pack", "rows_of", "split_updates")
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sequence to train on: tokens int32, behave log-probs float32 (nats), mask bool, versions int32; all [length].
+    """One sequence to train on: tokens int32, behave log-probs float32 (nats), mask bool, versions int32, advantages
+    float32; with a critic also values (before the batch) and returns float32; all [length].
 
-    group: key of its group within the batch. advantage, reward (raw): of its trajectory. temperature:
-    it was sampled at.
+    item: index of its trajectory among the rank's items. group: key of its group within the batch. reward (raw): of
+    its trajectory. temperature: it was sampled at. unit_tokens: trained tokens of what counts as one sequence in
+    aggregation, the trajectory or this row.
     """
 
+    item: int = 0
     group: tuple[int, int]
     tokens: npt.NDArray[np.int32]
-    behave: npt.NDArray[np.float32]
+    behave: Floats
     mask: npt.NDArray[np.bool_]
     versions: npt.NDArray[np.int32]
-    advantage: float
+    advantages: Floats
     temperature: float = 1.0
     reward: float = 0.0
+    unit_tokens: int = 0
+    values: Floats | None = None
+    returns: Floats | None = None
 
     @property
     def trained(self) -> int:
@@ -46,7 +55,8 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """Right-padded rows as tensors: tokens int64, behave float32, mask bool, versions int64, advantages float32
-    [rows, length]; temperature, rewards float32 [rows]. ``rows`` are their indices in the update's list of rows.
+    [rows, length], and values and returns float32 where there is a critic; temperature, rewards, unit_tokens float32,
+    lengths int64 [rows]. ``rows`` are their indices in the update's list of rows.
     """
 
     rows: Listed[int]
@@ -57,57 +67,85 @@ class MicroBatch:
     advantages: Tensor
     temperature: Tensor
     rewards: Tensor
+    lengths: Tensor
+    unit_tokens: Tensor
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in ("tokens", "behave", "mask", "versions", "advantages", "temperature", "rewards")
-        }
-        return MicroBatch(rows=self.rows, **moved)
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
-def rows_of(items: Listed[Item], advantage: Advantage) -> list[Row]:
-    """Rows of the items in their order; every sequence of a trajectory gets the trajectory's advantage.
+def bare_rows(items: Listed[Item], *, by_trajectory: bool = True) -> list[Row]:
+    """Rows of the items without advantages, group by group in the order of the items.
 
-    Sequences that are not trainable are left out.
+    Sequences that are not trainable are left out. by_trajectory: a trajectory counts once in aggregation, however many
+    sequences it has; else every sequence counts.
     """
-    groups: dict[tuple[int, int], list[Item]] = {}
-    for item in items:
-        groups.setdefault((item.group, item.use), []).append(item)
     rows = []
-    for key, members in groups.items():
-        first = members[0]
-        values = advantage(
-            GroupRewards(
-                rewards=[m.shaped_reward for m in members],
-                mean=first.group_mean,
-                std=first.group_std,
-                count=first.group_count,
-            )
-        )
-        for member, value in zip(members, values, strict=True):
-            rows += [
-                _row(key, sequence, value, member.raw_reward) for sequence in member.sequences if sequence.trainable
-            ]
+    for key, members in _groups(items).items():
+        for at in members:
+            own = [_row(key, at, sequence, items[at]) for sequence in items[at].sequences if sequence.trainable]
+            whole = sum(row.trained for row in own)
+            rows += [replace(row, unit_tokens=whole if by_trajectory else row.trained) for row in own]
     return rows
 
 
-def _row(group: tuple[int, int], sequence: Sequence, advantage: float, reward: float) -> Row:
+def group_values(items: Listed[Item], advantage: Advantage) -> list[float]:
+    """The advantage of each item's trajectory, from its group."""
+    out = [0.0] * len(items)
+    for indices in _groups(items).values():
+        members = [items[at] for at in indices]
+        first = members[0]
+        given = GroupRewards(
+            rewards=[m.shaped_reward for m in members],
+            mean=first.group_mean,
+            std=first.group_std,
+            count=first.group_count,
+            lengths=[m.length for m in members],
+            parts=[{r.name: r.value for r in m.rewards if r.turn < 0} for m in members],
+        )
+        for at, value in zip(indices, advantage(given), strict=True):
+            out[at] = value
+    return out
+
+
+def rows_of(items: Listed[Item], advantage: Advantage, *, by_trajectory: bool = True) -> list[Row]:
+    """Rows of the items; every token of a trajectory gets the trajectory's advantage."""
+    values = group_values(items, advantage)
+    return [
+        replace(row, advantages=np.where(row.mask, np.float32(values[row.item]), np.float32(0)))
+        for row in bare_rows(items, by_trajectory=by_trajectory)
+    ]
+
+
+def _groups(items: Listed[Item]) -> dict[tuple[int, int], list[int]]:
+    """Indices of the members of each group."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for at, item in enumerate(items):
+        groups.setdefault((item.group, item.use), []).append(at)
+    return groups
+
+
+def _row(group: tuple[int, int], at: int, sequence: Sequence, item: Item) -> Row:
     mask = sequence.mask.astype(bool)
     if mask.size:
         mask[0] = False  # the first token has nothing before it to be predicted from
     return Row(
+        item=at,
         group=group,
         tokens=sequence.tokens,
         behave=sequence.logprobs,
         mask=mask,
         versions=sequence.versions,
-        advantage=advantage,
+        advantages=np.zeros(len(mask), np.float32),
         temperature=sequence.sampling.temperature or 1.0,
-        reward=reward,
+        reward=item.raw_reward,
     )
 
 
@@ -126,22 +164,26 @@ def split_updates(rows: Listed[Row], updates: int, groups: Iterable[tuple[int, i
     return parts
 
 
-def count_rows(rows: Listed[Row]) -> dict[str, float]:
-    """Trained tokens, and sequences that have one."""
+def count_rows(rows: Listed[Row], *, by_trajectory: bool = True) -> dict[str, float]:
+    """Trained tokens, sequences that have one, and units of aggregation that have one."""
     trained = [row.trained for row in rows]
-    return {"tokens": float(sum(trained)), "sequences": float(sum(1 for n in trained if n))}
+    sequences = float(sum(1 for n in trained if n))
+    units = len({row.item for row, n in zip(rows, trained, strict=True) if n}) if by_trajectory else sequences
+    return {"tokens": float(sum(trained)), "sequences": sequences, "units": float(units)}
 
 
 def pack(rows: Listed[Row], tokens: int) -> list[MicroBatch]:
-    """Micro-batches of at most ``tokens`` padded tokens (one row at least), rows of similar length together."""
+    """Micro-batches of at most ``tokens`` tokens (one row at least), rows of similar length together."""
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i].tokens), i))
     out: list[MicroBatch] = []
     taken: list[int] = []
+    held = 0
     for i in order:
-        if taken and (len(taken) + 1) * len(rows[i].tokens) > tokens:
+        if taken and held + len(rows[i].tokens) > tokens:
             out.append(_pad(rows, taken))
-            taken = []
+            taken, held = [], 0
         taken.append(i)
+        held += len(rows[i].tokens)
     if taken:
         out.append(_pad(rows, taken))
     return out
@@ -155,28 +197,35 @@ def dummy() -> MicroBatch:
         behave=np.zeros(2, np.float32),
         mask=np.zeros(2, bool),
         versions=np.full(2, -1, np.int32),
-        advantage=0.0,
+        advantages=np.zeros(2, np.float32),
+        values=np.zeros(2, np.float32),
+        returns=np.zeros(2, np.float32),
     )
     return replace(_pad([row], [0]), rows=())
 
 
 def _pad(rows: Listed[Row], taken: Listed[int]) -> MicroBatch:
     chosen = [rows[i] for i in taken]
-    shape = (len(chosen), max(2, *(len(row.tokens) for row in chosen)))
-    tokens, behave = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    mask, versions = np.zeros(shape, bool), np.full(shape, -1, np.int64)
-    for at, row in enumerate(chosen):
-        n = len(row.tokens)
-        tokens[at, :n], behave[at, :n] = row.tokens, row.behave
-        mask[at, :n], versions[at, :n] = row.mask, row.versions
-    advantages = np.array([row.advantage for row in chosen], np.float32)
+    length = max(2, *(len(row.tokens) for row in chosen))
+
+    def padded(arrays: Listed[npt.NDArray[Any]], dtype: type, empty: int = 0) -> Tensor:
+        out = np.full((len(chosen), length), empty, dtype)
+        for at, array in enumerate(arrays):
+            out[at, : len(array)] = array
+        return torch.from_numpy(out)
+
+    values, returns = ([x for row in chosen if (x := getattr(row, k)) is not None] for k in ("values", "returns"))
     return MicroBatch(
         rows=tuple(taken),
-        tokens=torch.from_numpy(tokens),
-        behave=torch.from_numpy(behave),
-        mask=torch.from_numpy(mask),
-        versions=torch.from_numpy(versions),
-        advantages=torch.from_numpy(np.broadcast_to(advantages[:, None], shape).copy()),
+        tokens=padded([row.tokens for row in chosen], np.int64),
+        behave=padded([row.behave for row in chosen], np.float32),
+        mask=padded([row.mask for row in chosen], np.bool_),
+        versions=padded([row.versions for row in chosen], np.int64, -1),
+        advantages=padded([row.advantages for row in chosen], np.float32),
         temperature=torch.from_numpy(np.array([row.temperature for row in chosen], np.float32)),
         rewards=torch.from_numpy(np.array([row.reward for row in chosen], np.float32)),
+        lengths=torch.from_numpy(np.array([len(row.tokens) for row in chosen], np.int64)),
+        unit_tokens=torch.from_numpy(np.array([max(1, row.unit_tokens) for row in chosen], np.float32)),
+        values=padded(values, np.float32) if values else None,
+        returns=padded(returns, np.float32) if returns else None,
     )

@@ -17,7 +17,8 @@ __all__ = ("Divergence", "sequence_mask")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Of prox from behave: ``sums`` over trained tokens, ``rows`` over sequences that have one, ``peaks`` maxima.
+    """Of prox from behave: ``sums`` over trained tokens, ``rows`` over sequences that have one, ``peaks`` maxima over
+    them (-inf where there is none).
 
     Divided by their counts: ``mismatch_kl`` (k3), ``mismatch/kl`` (k1), ``mismatch/ratio_squared`` (1 + chi-squared),
     and per sequence perplexity by either policy, its log, their difference and ratio, and
@@ -54,7 +55,10 @@ class Divergence:
                     "mismatch/ratio_squared": (ratio * ratio).sum(),
                 },
                 rows={f"mismatch/{name}": select(value, used).sum() for name, value in rows.items()},
-                peaks={"mismatch/log_ppl_diff_max": apart.amax(), "mismatch/log_ppl_diff_negative_max": -apart.amin()},
+                peaks={
+                    "mismatch/log_ppl_diff_max": torch.where(used, apart, -torch.inf).amax(),
+                    "mismatch/log_ppl_diff_negative_max": torch.where(used, -apart, -torch.inf).amax(),
+                },
             )
 
 

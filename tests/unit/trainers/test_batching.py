@@ -13,13 +13,11 @@ from headrace.connectors.plugins import installed, load
 from headrace.trainers.advantages.advantage import GroupRewards
 from headrace.trainers.batching import MicroBatch, Row, count_rows, dummy, pack, rows_of, split_updates
 from headrace.trainers.losses.aggregation import MODES, Denominators, Mode, aggregate
-from headrace.trainers.losses.loss import Loss, Streams, configured
+from headrace.trainers.losses.loss import Loss, Streams, Surveying, configured
 
-PER_MICRO_BATCH = {"m2po"}
-"""Losses that say that they look at a micro-batch as a whole."""
 LOSSES = {
     name: configured(load("headrace.losses", name), {}, "trainer.loss_options")
-    for name in sorted(set(installed("headrace.losses")) - PER_MICRO_BATCH)
+    for name in sorted(installed("headrace.losses"))
 }
 
 
@@ -35,7 +33,9 @@ def test_each_sequence_gets_the_advantage_of_its_trajectory() -> None:
     rows = rows_of(two, rewards)
     assert len(rows) == 2 * len(ITEMS)
     for at, item in enumerate(two):
-        assert rows[2 * at].advantage == rows[2 * at + 1].advantage == item.shaped_reward - item.group_mean
+        for row in rows[2 * at : 2 * at + 2]:
+            assert set(row.advantages[row.mask]) == {np.float32(item.shaped_reward - item.group_mean)}
+            assert not row.advantages[~row.mask].any()
 
 
 def test_untrainable_sequences_are_left_out() -> None:
@@ -46,7 +46,7 @@ def test_untrainable_sequences_are_left_out() -> None:
 def test_a_replayed_group_is_a_group_of_its_own() -> None:
     again = [replace(item, use=1, shaped_reward=5.0, group_mean=5.0) for item in ITEMS[:3]]
     rows = rows_of([*ITEMS[:3], *again], rewards)
-    assert [row.advantage for row in rows[3:]] == [0.0, 0.0, 0.0]
+    assert not any(row.advantages.any() for row in rows[3:])
     assert {row.group for row in rows} == {(1000, 0), (1000, 1)}
 
 
@@ -73,14 +73,14 @@ def test_micro_batches_hold_every_row_once_within_the_budget() -> None:
     rows = rows_of(ITEMS, rewards)
     micros = pack(rows, 24)
     assert sorted(i for micro in micros for i in micro.rows) == list(range(len(rows)))
-    assert all(micro.tokens.numel() <= 24 for micro in micros)
+    assert all(int(micro.lengths.sum()) <= 24 for micro in micros)
     for micro in micros:
         for at, i in enumerate(micro.rows):
             n = rows[i].tokens.size
             assert micro.tokens[at, :n].tolist() == rows[i].tokens.tolist()
             assert micro.mask[at].sum() == rows[i].trained
             assert not micro.mask[at, n:].any()
-            assert micro.advantages[at].unique().tolist() == [np.float32(rows[i].advantage)]
+            assert micro.advantages[at, :n].tolist() == rows[i].advantages.tolist()
 
 
 def test_a_row_over_the_budget_goes_alone() -> None:
@@ -91,8 +91,32 @@ def test_a_row_over_the_budget_goes_alone() -> None:
 
 def test_a_dummy_trains_nothing() -> None:
     assert not dummy().mask.any()
-    assert count_rows([]) == {"tokens": 0.0, "sequences": 0.0}
+    assert count_rows([]) == {"tokens": 0.0, "sequences": 0.0, "units": 0.0}
     assert count_rows(rows_of(ITEMS, rewards))["sequences"] == len(ITEMS)
+
+
+def test_a_trajectory_of_thirty_sequences_weighs_one_or_thirty() -> None:
+    """Two trajectories, one of 30 sequences: by trajectory each has half of the weight, by sequence it has 30 of 31."""
+    many, one = ITEMS[0], ITEMS[1]
+    items = [replace(many, sequences=many.sequences * 30), one]
+    for by_trajectory, share in ((True, 1 / 2), (False, 30 / 31)):
+        rows = rows_of(items, rewards, by_trajectory=by_trajectory)
+        counts = count_rows(rows, by_trajectory=by_trajectory)
+        fixed = Denominators(tokens=int(counts["tokens"]), sequences=int(counts["units"]), constant=12)
+        assert fixed.sequences == (2 if by_trajectory else 31)
+        for budget in (1, 50, 10_000):
+            found = 0.0
+            for micro in pack(rows, budget):
+                mine = torch.tensor([float(rows[i].item == 0) for i in micro.rows])[:, None]
+                loss = mine.expand(micro.mask.shape)
+                found += float(aggregate(loss, micro.mask, "seq-mean-token-mean", fixed, micro.unit_tokens))
+            assert found == pytest.approx(share)
+    tokens = many.length * 30 / (many.length * 30 + one.length)
+    rows = rows_of(items, rewards)
+    (micro,) = pack(rows, 10_000)
+    mine = torch.tensor([float(rows[i].item == 0) for i in micro.rows])[:, None].expand(micro.mask.shape)
+    counts = Denominators(tokens=int(count_rows(rows)["tokens"]), sequences=2, constant=12)
+    assert float(aggregate(mine, micro.mask, "token-mean", counts)) == pytest.approx(tokens), "by its tokens"
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12)
@@ -112,7 +136,9 @@ def made_rows(lengths: list[tuple[int, int]]) -> list[Row]:
                 behave=rng.normal(-1, 0.3, length).astype(np.float32),
                 mask=mask,
                 versions=np.where(mask, 3, -1).astype(np.int32),
-                advantage=float(rng.normal()),
+                advantages=np.full(length, rng.normal(), np.float32),
+                item=at,
+                unit_tokens=int(mask.sum()),
                 reward=float(at % 2),
             )
         )
@@ -125,18 +151,22 @@ def new_logprobs(micro: MicroBatch) -> torch.Tensor:
     return -1.0 - 0.03 * micro.tokens.double() - 0.01 * places
 
 
+def streams_of(micro: MicroBatch) -> Streams:
+    new = new_logprobs(micro)
+    return Streams(
+        new=new, prox=new - 0.1, behave=micro.behave.double(), advantages=micro.advantages.double(),
+        mask=micro.mask, ref=new + 0.2, rewards=micro.rewards.double(),
+    )  # fmt: skip
+
+
 def total_loss(rows: list[Row], budget: int, loss: Loss, mode: Mode) -> float:
     counts = count_rows(rows)
     fixed = Denominators(tokens=int(counts["tokens"]), sequences=int(counts["sequences"]), constant=12)
-    total = 0.0
-    for micro in pack(rows, budget):
-        new = new_logprobs(micro)
-        streams = Streams(
-            new=new, prox=new - 0.1, behave=micro.behave.double(), advantages=micro.advantages.double(),
-            mask=micro.mask, ref=new + 0.2, rewards=micro.rewards.double(),
-        )  # fmt: skip
-        total += float(aggregate(loss(streams).loss, micro.mask, mode, fixed))
-    return total
+    micros = pack(rows, budget)
+    if isinstance(loss, Surveying) and loss.surveys:
+        found = [loss.survey(streams_of(micro)) for micro in micros]
+        loss = loss.fitted({name: torch.cat([survey[name] for survey in found]) for name in found[0]})
+    return sum(float(aggregate(loss(streams_of(m)).loss, m.mask, mode, fixed, m.unit_tokens)) for m in micros)
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,7 +187,8 @@ def test_packing_keeps_the_budget_wastes_little_and_loses_no_row(lengths: list[t
     micros = pack(rows, budget)
     assert sorted(i for micro in micros for i in micro.rows) == list(range(len(rows)))
     for micro in micros:
-        assert len(micro.rows) == 1 or len(micro.rows) * max(len(rows[i].tokens) for i in micro.rows) <= budget
+        assert len(micro.rows) == 1 or sum(len(rows[i].tokens) for i in micro.rows) <= budget
+        assert micro.lengths.tolist() == [len(rows[i].tokens) for i in micro.rows]
         assert int(micro.mask.sum()) == sum(rows[i].trained for i in micro.rows)
         assert micro.tokens.shape[1] == max(2, *(len(rows[i].tokens) for i in micro.rows))
     longest = [max(len(rows[i].tokens) for i in micro.rows) for micro in micros]

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from headrace.connectors.plugins import installed, load
 from headrace.schemas.errors import ConfigurationError
-from headrace.trainers.advantages.advantage import Advantage, GroupRewards
+from headrace.trainers.advantages.advantage import Advantage, GroupRewards, Scored
 from headrace.trainers.losses.loss import configured
 
-NAMES = sorted(installed("headrace.advantages"))
+EVERY = sorted(installed("headrace.advantages"))
+OF_BATCH = [name for name in EVERY if hasattr(load("headrace.advantages", name), "of_batch")]
+NAMES = ["dr", "group", "rloo"]
+"""Of a group, centred on its mean, and linear in its rewards but for a scale."""
+OF_GROUP = [name for name in EVERY if name not in OF_BATCH and name != "remax"]
 REWARDS = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=9)
 
 
@@ -80,14 +84,76 @@ def test_leave_one_out_is_the_distance_to_the_mean_of_the_others() -> None:
         assert values[at] == pytest.approx(reward - np.mean(others))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in OF_GROUP if name != "pass_at_k"])
 @pytest.mark.parametrize(("singleton", "value"), [("zero", 0.0), ("raw", 0.7)])
 def test_the_only_member_gets_nothing_or_its_reward(name: str, singleton: str, value: float) -> None:
     assert made(name, singleton=singleton)(group([0.7])) == [value]
     assert made(name, singleton=singleton)(group([0.7], [])) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_GROUP)
+@settings(max_examples=30, deadline=None)
+@given(rewards=REWARDS)
+def test_the_best_never_gets_less_than_the_worst(name: str, rewards: list[float]) -> None:
+    values = made(name)(group([abs(r) for r in rewards]))
+    assert np.isfinite(values).all()
+    best, worst = (int(f([abs(r) for r in rewards])) for f in (np.argmax, np.argmin))
+    assert values[best] >= values[worst] - 1e-9
+
+
+@pytest.mark.parametrize("name", OF_GROUP)
+def test_equal_rewards_of_a_group_teach_nothing(name: str) -> None:
+    assert made(name)(group([0.4, 0.4, 0.4, 0.4])) == pytest.approx([0.0] * 4, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in OF_BATCH if name != "gae"])
+def test_equal_rewards_of_a_batch_teach_nothing(name: str) -> None:
+    """GAE is left out: what it teaches then is the critic's error."""
+    advantage: Any = made(name)
+    members = [scored(0.4, group([0.4] * 4), at) for at in range(4)]
+    assert not any(a.any() for part in advantage.of_batch(members, dict) for a in part.advantages)
+
+
+def scored(reward: float, whole: GroupRewards, at: int) -> Scored:
+    return Scored(
+        group=(0, 0), reward=reward, mean=whole.mean, std=whole.std, count=whole.count,
+        masks=[np.array([False] + [True] * (1 + at))], roles=["policy"],
+    )  # fmt: skip
+
+
+def test_max_rl_weighs_hard_prompts_more() -> None:
+    hard, easy = made("maxrl")(group([1.0, 0.0, 0.0, 0.0])), made("maxrl")(group([1.0, 1.0, 1.0, 0.0]))
+    assert hard == pytest.approx([3.0, -1.0, -1.0, -1.0])
+    assert easy[0] == pytest.approx(1 / 3)
+    assert made("maxrl")(group([-1.0, 0.5, -2.0])) == [0.0, 0.0, 0.0], "no mean to divide by"
+
+
+def test_pass_at_k_teaches_only_a_leader() -> None:
+    assert made("pass_at_k", normalize=False)(group([0.2, 1.0, 0.7])) == pytest.approx([0.0, 0.3, 0.0])
+    assert made("pass_at_k")(group([1.0, 1.0, 0.0])) == [0.0, 0.0, 0.0]
+    assert made("pass_at_k")(group([1.0])) == [0.0]
+
+
+def test_opo_weighs_rewards_by_length() -> None:
+    given = group([1.0, 0.0])
+    weighed = GroupRewards(rewards=given.rewards, mean=given.mean, std=given.std, count=2, lengths=[3, 1])
+    assert made("opo")(weighed) == pytest.approx([0.25, -0.75])
+    assert made("opo")(given) == pytest.approx([0.5, -0.5])
+    empty = GroupRewards(rewards=[1.0, 0.0], mean=0.5, std=0.7, count=2, lengths=[0, 0])
+    assert made("opo")(empty) == [0.0, 0.0]
+
+
+def test_remax_names_the_part_that_is_missing() -> None:
+    given = group([1.0, 0.0])
+    whole = GroupRewards(rewards=given.rewards, mean=0.5, std=0.7, count=2, parts=[{"greedy": 0.25}, {"greedy": 0.25}])
+    assert made("remax")(whole) == [0.75, -0.25]
+    with pytest.raises(ConfigurationError, match="'greedy'"):
+        made("remax")(given)
+    with pytest.raises(ConfigurationError, match="'best'"):
+        made("remax", baseline="best")(whole)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_unknown_options_are_named(name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"trainer\.advantage_options\.epsilonn"):
         made(name, epsilonn=1)
