@@ -23,7 +23,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"sliding_window": 4},
     "Granite": {"logits_scaling": 4.0},
     "Cohere": {"logit_scale": 0.25},
-    "Gemma2": {"sliding_window": 4, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    "Gemma2": {"sliding_window": 4, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 2.0},
     "Gemma3": {"final_logit_softcapping": 5.0},
     "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "GPTNeoX": {"attention_bias": True},

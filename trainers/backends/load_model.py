@@ -56,9 +56,12 @@ def _load(path: Path) -> Any:
 
     try:
         json.loads((path / "config.json").read_text("utf-8"))
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     except (OSError, ValueError, ImportError) as error:
         raise ConfigurationError(f"{path} cannot be loaded as a causal language model: {error}") from error
+    if getattr(model.config, "attn_logit_softcapping", None):
+        _attend(model, "eager")  # the others leave out the cap in silence
+    return model
 
 
 def _fastest(model: Any, config: TrainerConfig | None, path: Path) -> PolicyModel:

@@ -26,8 +26,8 @@ _STRETCH, _SLACK = 1.25, 8
 
 _FLASH_SIZE = 256
 """Largest head that flash attention takes."""
-_CHANGES = ("softcap", "s_aux", "position_bias", "head_mask", "attention_bias")
-"""Arguments by which transformers models change attention."""
+_CHANGES = ("position_bias", "head_mask", "attention_bias")
+"""Arguments by which transformers models change attention in ways that are not handled here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +121,14 @@ def packed_attention(
     packing: Packing,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence; the form that transformers calls.
 
-    query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; gives [1, tokens, heads, size]. Under
+    query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; gives [1, tokens, heads, size]. softcap:
+    bound of attention logits. s_aux [heads]: logits of sinks, which take part of the attention and give nothing. Under
     sequence parallelism tokens are this rank's; heads are exchanged for tokens before and back after. Raises
     NotImplementedError for a kind of attention that this is not.
     """
@@ -133,8 +136,13 @@ def packed_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if packing.group is not None:
         q, k, v = packing.group.heads_for_tokens(q, k, v)
-    flash = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] <= _FLASH_SIZE
-    out = (_flash if flash else _bucketed)(q, k, v, packing, scaling, sliding_window or 0)
+    half = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
+    plain = softcap is None and s_aux is None
+    if half and plain and q.shape[-1] == v.shape[-1] <= _FLASH_SIZE:
+        out = _flash(q, k, v, packing, scaling, sliding_window or 0)
+    else:
+        sinks = s_aux if s_aux is None or packing.group is None else s_aux.chunk(packing.group.size)[packing.group.rank]
+        out = _bucketed(q, k, v, packing, scaling, sliding_window or 0, softcap, sinks)
     if packing.group is not None:
         out = packing.group.tokens_for_heads(out)
     return out[None], None
@@ -177,21 +185,49 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | N
     return out
 
 
-def _bucketed(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None, window: int) -> Tensor:
+def _bucketed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    scaling: float | None,
+    window: int,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     buckets, order = packing.buckets()
     outs = []
     for bucket in buckets:
         padded = [x[bucket.index].view(bucket.rows, bucket.width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
         masked = bool(window) and window < bucket.width
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *padded,
-            attn_mask=packing.window_mask(bucket.width, window) if masked else None,
-            is_causal=not masked,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
+        if softcap is None and sinks is None:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                *padded,
+                attn_mask=packing.window_mask(bucket.width, window) if masked else None,
+                is_causal=not masked,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        else:
+            seen = packing.window_mask(bucket.width, window if masked else bucket.width)
+            out = _written_out(padded, seen, scaling or q.shape[-1] ** -0.5, softcap, sinks)
         outs.append(out.transpose(1, 2).reshape(-1, q.shape[1], v.shape[2])[bucket.real])
     return torch.cat(outs)[order]
+
+
+def _written_out(
+    qkv: Sequence[Tensor], seen: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Attention step by step, [rows, heads, width, size], with what fused attention does not have."""
+    q, k, v = qkv
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    logits = (q @ k.transpose(2, 3) * scaling).float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.float()[None, :, None, None].expand(*logits.shape[:3], 1)], -1)
+    return logits.softmax(-1)[..., : k.shape[2]].to(v.dtype) @ v
 
 
 def register() -> None:

@@ -61,12 +61,11 @@ def test_positions_begin_anew_and_buckets_waste_little() -> None:
 @pytest.mark.parametrize(
     ("config", "arguments"),
     [
-        ({}, {"softcap": 50.0}),
-        ({}, {"s_aux": torch.zeros(4)}),
+        ({}, {"position_bias": torch.zeros(4)}),
         ({"layer_types": ["sliding_attention"]}, {}),
         ({"sliding_window": 4}, {}),
     ],
-    ids=["softcap", "sinks", "window by kind of layer", "window by configuration"],
+    ids=["bias", "window by kind of layer", "window by configuration"],
 )
 def test_attention_of_another_kind_is_refused(config: dict[str, Any], arguments: dict[str, Any]) -> None:
     x = torch.zeros(1, 4, 2, 8)

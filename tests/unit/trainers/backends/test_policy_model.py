@@ -13,8 +13,8 @@ from headrace.trainers.backends.load_model import load_policy_model
 from headrace.trainers.backends.policy_model import PolicyModel
 
 LENGTHS = [9, 5, 2, 23, 8]
-PADDED = {"Gemma2", "GptOss", "Bloom"}
-"""Families whose attention packed rows do not have: a cap of attention logits, sinks, position biases."""
+PADDED = {"Bloom"}
+"""Families whose attention packed rows do not have."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,9 @@ def gradients(model: Any, found: tuple[Tensor, Tensor]) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     factors = torch.randn(found[0].shape, generator=torch.Generator().manual_seed(1))
     parts = torch.autograd.grad((found[0] * factors).sum() + found[1].sum(), parameters, allow_unused=True)
-    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(parameters, parts)])
+    return torch.cat(
+        [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(parameters, parts, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("folder", FAMILIES, indirect=True)
