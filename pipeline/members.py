@@ -6,6 +6,8 @@ policy whose sequences have that role, group-scope scores are added to the raw r
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from headrace.pipeline.operators.operator import GroupDraft
 from headrace.schemas.parts import Reward, Source
 from headrace.schemas.records import Admission, Group, Member, Trajectory
@@ -43,7 +45,7 @@ def draft_of(
 def _member(policy: int, name: str, reported: Reported, scores: Sequence[Reward]) -> Member:
     trajectory, place = reported
     sequences = [s for s in trajectory.sequences if s.policy == policy]
-    length = sum(int(s.mask.sum()) for s in sequences)
+    length = sum(np.count_nonzero(s.mask) for s in sequences)
     versions = [(s.oldest_version, s.newest_version) for s in sequences if s.newest_version >= 0]
     oldest = min((o for o, _ in versions), default=-1)
     newest = max((n for _, n in versions), default=-1)

@@ -24,7 +24,7 @@ def key_of(kind: str, *numbers: int) -> bytes:
     >>> key_of("g", 7, 1)
     b'g/000000000007/000000000001'
     """
-    return "/".join([kind, *(f"{n:012d}" for n in numbers)]).encode()
+    return ((kind + "/%012d" * len(numbers)) % numbers).encode()
 
 
 def numbers_of(key: bytes) -> tuple[int, ...]:

@@ -65,12 +65,12 @@ def check_sequence(sequence: Sequence) -> None:
             raise InvalidRecord(f"{name} has {size} entries for {n} tokens: all four arrays must be of one length")
     if sequence.end_reason not in END_REASONS:
         raise InvalidRecord(f"end_reason {sequence.end_reason!r} is none of {', '.join(END_REASONS)}")
-    if not np.isfinite(sequence.logprobs).all():
+    if not np.logical_and.reduce(np.isfinite(sequence.logprobs)):
         at = int(np.flatnonzero(~np.isfinite(sequence.logprobs))[0])
         raise InvalidRecord(f"logprobs[{at}] is {sequence.logprobs[at]}: log-probs must be finite")
     versions = sequence.versions[sequence.mask != 0]
     if versions.size:
-        oldest = int(versions.min())
+        oldest = int(np.minimum.reduce(versions))
         if oldest < 0:
             raise InvalidRecord("versions: a token with mask 1 has no policy version")
         if oldest != sequence.oldest_version:

@@ -228,9 +228,11 @@ def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bo
 def reads_alone(value: bytes, headers: Headers) -> bool:
     """Whether a value that ``decode`` could read with its headers means the same without them."""
     known = _known()
-    written = next((v.decode("ascii", "replace") for k, v in headers if k == "hr-schema" and v), "")
     entry = known.by_id.get(_PREFIX.unpack_from(value)[1])
-    return entry is not None and known.by_fingerprint.get(written, entry) is entry
+    for name, written in headers:
+        if name == "hr-schema" and written:
+            return entry is not None and known.by_fingerprint.get(written.decode("ascii", "replace"), entry) is entry
+    return entry is not None
 
 
 def to_plain(record: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.schemas import codec
@@ -47,6 +47,7 @@ def kept(record: Any) -> Any:
     return decode(encode(record), keep_wire=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 70), max_size=4))
 def test_what_is_read_with_its_bytes_is_the_record_and_is_written_as_the_same_bytes(lengths: list[int]) -> None:
     record = partial(*(sequence(n, policy=i) for i, n in enumerate(lengths)))
@@ -129,6 +130,7 @@ def test_only_records_that_end_with_sequences_have_a_tail() -> None:
     assert {n for n in codec.RECORD_TYPES if SequenceTail.ends(packaged_schema(n))} == with_tail
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_broken_value_is_named_or_read_the_same_with_and_without_its_bytes(data: st.DataObject) -> None:
     value = bytearray(encode(partial(sequence(6), sequence(2))))
