@@ -146,15 +146,20 @@ def offsets_at(
     admin: AdminClient,
     run: str,
     places: Iterable[tuple[str, int]],
-    which: Literal["earliest", "latest"],
+    which: Literal["earliest", "latest"] | int,
     *,
     committed: bool,
 ) -> dict[tuple[str, int], int]:
-    """First or end offsets of partitions in one request; with ``committed`` the end is the last stable offset.
+    """Offsets of partitions in one request: first, end (with ``committed`` the last stable one), or by time.
 
+    which: for a time in milliseconds since the epoch the first record that is not older, -1 when there is none.
     Repeats while a leader moves or is not known yet. Raises KafkaException.
     """
-    spec: OffsetSpec = OffsetSpec.earliest() if which == "earliest" else OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    spec: OffsetSpec
+    if isinstance(which, int):
+        spec = OffsetSpec.for_timestamp(which)  # type: ignore[no-untyped-call]
+    else:
+        spec = OffsetSpec.earliest() if which == "earliest" else OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic_name(run, topic), p): spec for topic, p in places}
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     out: dict[tuple[str, int], int] = {}

@@ -34,6 +34,7 @@ class Compactor:
     def __init__(
         self, store: ObjectStore, run: str, policy: str, spans: tuple[int, ...] = SPANS, *, context: bool = False
     ) -> None:
+        self.policy = policy
         self._store = store
         self._chain = Chain(store, run, policy)
         self._spans = spans
@@ -89,12 +90,13 @@ class Compactor:
 
     def run(self) -> list[tuple[int, int]]:
         """Merge everything that is due; the pairs that were merged. A version that cannot be rebuilt is left out."""
-        done: list[tuple[int, int]] = []
-        for first, version in self.due():
-            with suppress(MissingLink, NoSuchKey, DeltaCorrupt):
-                if self.merge(first, version) is not None:
-                    done.append((first, version))
-        return done
+        return [(first, version) for first, version in self.due() if self.try_merge(first, version)]
+
+    def try_merge(self, first: int, version: int) -> bool:
+        """Merge, unless one of the two cannot be rebuilt (pruned meanwhile, damaged) or the layouts differ."""
+        with suppress(MissingLink, NoSuchKey, DeltaCorrupt):
+            return self.merge(first, version) is not None
+        return False
 
     def _back_from(self, head: int) -> Iterator[Link]:
         """The chain from its head back to its second newest full."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.store import ObjectInfo, ObjectStore
-from headrace.pipeline.run_records import read_records
 from headrace.schemas.records import Demand
 
 __all__ = ("GRACE_SECONDS", "ORPHAN_SECONDS", "Pruned", "live_versions", "prune")
@@ -42,13 +41,17 @@ class Pruned:
 
 
 def live_versions(connection: Connection, policy: int) -> list[int]:
-    """Versions that living rollout workers hold, by their heartbeats on ``demand``."""
+    """Versions that living rollout workers hold, by their heartbeats on ``demand`` in the last minute.
+
+    Raises BrokerUnreachable.
+    """
+    since = int(time.time() * 1000) - _SILENT_MS
     newest: dict[str, Demand] = {}
-    for _, record in read_records(connection, "demand"):
-        if isinstance(record, Demand):
+    for raw in connection.read_topic("demand", connection.offsets_since("demand", since)):
+        record = raw.decoded_if_ours()
+        if isinstance(record, Demand) and record.sent_ms > since:
             newest[record.worker] = record
-    alive = [one for one in newest.values() if one.sent_ms > time.time() * 1000 - _SILENT_MS]
-    return [hosted.version for one in alive for hosted in one.policies if hosted.policy == policy]
+    return [hosted.version for one in newest.values() for hosted in one.policies if hosted.policy == policy]
 
 
 def prune(

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from headrace.connectors.stores.chain import Chain, Hop, MissingLink, NothingCommitted
+from headrace.connectors.stores.chain import Chain, Hop, Link, MissingLink, NothingCommitted
 from headrace.connectors.stores.image import Image, apply_hop, check_hop, load_image
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
@@ -52,18 +52,29 @@ class WeightReader:
 
     A fetch builds the new version in memory of its own beside the loaded one (twice the weights for that time) and
     swaps when everything is verified: a crash, an exception or a damaged object leaves the loaded version as it is.
+
+    host_copy: keep the loaded version in memory, as the base of the next one. Without it a snapshot is handed over once
+    and forgotten, and every fetch begins from the newest full.
     """
 
-    def __init__(self, store: ObjectStore, run: str, policy: str) -> None:
+    def __init__(self, store: ObjectStore, run: str, policy: str, *, host_copy: bool = True) -> None:
         self._chain = Chain(store, run, policy)
+        self._host_copy = host_copy
         self._fetching = threading.Lock()
         self._image: Image | None = None
+        self._loaded: Link | None = None
+        self._requests = 1
 
     @property
     def version(self) -> int:
         """The loaded version; -1 before the first fetch."""
-        image = self._image
-        return -1 if image is None else image.version
+        loaded = self._loaded
+        return -1 if loaded is None else loaded.version
+
+    def keep_warm(self) -> None:
+        """Keep as many connections to the store open as the last fetch used; call it every few seconds between two."""
+        if self._requests > 1:
+            self._chain.keep_warm(self._requests)
 
     def head_version(self, hint: int | None = None) -> int:
         """The newest committed version in the store, -1 when there is none.
@@ -95,18 +106,20 @@ class WeightReader:
                 )
             if manifest and manifest_sha256:
                 self._chain.accept(wanted, manifest_sha256, manifest)
-            self._chain.link(wanted, manifest_sha256)
+            link = self._chain.link(wanted, manifest_sha256)
+            if self._loaded == link:
+                return Loaded(self._chain.committed(wanted), False, 0, 0)
             image = load_image(self._chain, wanted, before)
-            advanced = image is not before
-            self._image = image
-            read, hops = (image.bytes_read, image.hops) if advanced else (0, 0)
-            return Loaded(self._chain.committed(image.version), advanced, read, hops)
+            self._image, self._loaded, self._requests = image, image.link, image.requests
+            return Loaded(self._chain.committed(image.version), True, image.bytes_read, image.hops)
 
     def snapshot(self) -> Snapshot:
-        """The loaded weights. Raises NothingCommitted before the first fetch."""
+        """The loaded weights. Raises NothingCommitted before the first fetch, or when they were handed over."""
         image = self._image
         if image is None:
-            raise NothingCommitted(f"no version of {self._chain.keys.root} is loaded: call fetch first")
+            raise NothingCommitted(f"no version of {self._chain.keys.root} is in memory: call fetch first")
+        if not self._host_copy:
+            self._image = None
         version = image.link.manifest.committed(self._chain.keys, image.link.sha256)
         return Snapshot(version, image.layout, image.layout.views(image.data))
 

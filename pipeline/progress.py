@@ -161,9 +161,20 @@ def line_of(figures: Figures, *, seconds: float, rollouts: int, per_second: floa
 
 
 def waits_for(
-    config: RunConfig, tally: Tally, *, now_ms: int, troubled: Mapping[str, int], running: Sequence[str]
+    config: RunConfig,
+    tally: Tally,
+    *,
+    now_ms: int,
+    troubled: Mapping[str, int],
+    running: Sequence[str],
+    waiting: Mapping[str, str] | None = None,
 ) -> str:
-    """In words, what a run that does not move is waiting for; names the process or topic to look at."""
+    """In words, what a run that does not move is waiting for; names the process or topic to look at.
+
+    troubled: deaths of parts. waiting: what parts say themselves that they wait for.
+    """
+    if waiting:
+        return "; ".join(f"{name} says: {words}" for name, words in sorted(waiting.items()))
     if troubled:
         told = ", ".join(f"{name} ({count} deaths)" for name, count in sorted(troubled.items()))
         return f"parts keep dying: {told}; see their logs"

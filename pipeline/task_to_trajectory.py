@@ -63,7 +63,12 @@ class RolloutWorker:
         with self._stop.at_once():
             self._samplers = self._make_samplers()
         self._feed = WeightFeed(
-            self._store, self._connection, config.policy_names(), self._name, poll_seconds=config.rollout.poll_seconds
+            self._store,
+            self._connection,
+            config.policy_names(),
+            self._name,
+            poll_seconds=config.rollout.poll_seconds,
+            host_copy=config.rollout.host_copy,
         )
         partitions = manifest.partitions.get("trajectories", config.run.group_partitions)
         self._delivery = Delivery(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from headrace.connectors.stores.store import NoSuchKey, ObjectStore
+from headrace.connectors.stores.store import NoSuchKey, ObjectStore, StoreError, exists
 from headrace.schemas.delta_layout import DeltaCorrupt, DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion, DeltaKeys, ShardRef, WeightManifest
 from headrace.schemas.delta_merged import MergedDelta
@@ -231,6 +231,19 @@ class Chain:
             if merged is not None and merged.version_sha256 == self.link(merged.version).sha256:
                 found.setdefault(merged.version, []).append(merged)
         return found
+
+    def keep_warm(self, connections: int) -> None:
+        """Ask for something tiny on so many connections at once, so that the next download finds them open.
+
+        Stores close idle connections after some seconds, and a new one costs round trips. Errors are left to the next
+        real call.
+        """
+
+        def ask(_: int) -> None:
+            with suppress(StoreError):
+                exists(self.store, self.keys.latest)
+
+        list(self.pool.map(ask, range(min(connections, _THREADS))))
 
     def pruned_below(self) -> int:
         """The oldest version whose objects are kept; 0 when nothing was pruned."""

@@ -36,7 +36,7 @@ _PARALLEL_ABOVE = 1 << 20
 class Image:
     """The verified weights of a version: its link, layout, all bytes (uint8 [nbytes], read-only) and segment digests.
 
-    bytes_read, hops: what loading it took.
+    bytes_read, requests, hops: what loading it took.
     """
 
     link: Link
@@ -45,6 +45,7 @@ class Image:
     digests: tuple[bytes, ...]
     bytes_read: int
     hops: int
+    requests: int = 1
 
     @property
     def version(self) -> int:
@@ -162,7 +163,8 @@ class _Loading:
     def image(self) -> Image:
         """Open and check the whole plan, then build the image."""
         data, digests = self._built()
-        return Image(self._plan[-1].link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan))
+        link, requests = self._plan[-1].link, max(1, -(-self._bytes_read // _CHUNK))
+        return Image(link, self._layout, data, tuple(digests), self._bytes_read, len(self._plan), requests)
 
     def share(self) -> tuple[NDArray[np.uint8], tuple[bytes, ...]]:
         """The same for the run of segments alone: its bytes and digests."""

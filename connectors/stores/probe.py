@@ -4,7 +4,9 @@ Goes in: a store; comes out: a verdict with counts. One put after the other is n
 late writer and still let two racing ones win, so rounds of threads meet at a barrier and write the same key at once.
 """
 
+import sys
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.connectors.stores.open import open_store
-from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreRefused
+from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
     from headrace.schemas.config import StoreConfig
@@ -86,9 +88,23 @@ def require_create_only(store: ObjectStore, *, writers: int = 16, rounds: int = 
 def open_for_commits(settings: "StoreConfig", run_folder: Path | str | None = None) -> ObjectStore:
     """Open the store of ``[store]`` for a process that commits versions, and probe it unless told to assume.
 
-    Raises StoreRefused when it cannot be used or does not keep create-only puts, StoreUnavailable when it is away.
+    A store that does not answer is asked again for ``patience_seconds``. Raises StoreRefused when it cannot be used,
+    does not keep create-only puts or stays away.
     """
     store = open_store(settings, run_folder)
-    if settings.conditional_writes == "probe":
-        require_create_only(store)
+    began, pause = time.monotonic(), 0.2
+    while settings.conditional_writes == "probe":
+        try:
+            require_create_only(store)
+            break
+        except StoreUnavailable as error:
+            gone = time.monotonic() - began
+            if gone > settings.patience_seconds:
+                raise StoreRefused(
+                    f"{store.url} has not answered for {gone:.0f} s (store.patience_seconds): {error}; check [store] "
+                    "url and endpoint_url, and that this machine reaches it"
+                ) from error
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} waiting for the object store: {error}\n")
+            time.sleep(pause)
+            pause = min(5.0, pause * 2)
     return store

@@ -30,8 +30,9 @@ class S3Store:
     """Objects in ``bucket`` below ``prefix``.
 
     endpoint_url: another server than AWS. path_style: bucket in the path instead of the host name (every non-AWS
-    server understands it). timeout: seconds to connect and to wait for an answer. attempts: tries of boto3's own
-    retry. connections: the most in flight at once. Raises StoreRefused when boto3 is missing.
+    server understands it). timeout: seconds to wait for an answer, and at most 10 of them to connect. attempts: tries
+    by boto3's own retry, with pauses of up to 20 s between, before StoreUnavailable. connections: the most in flight
+    at once. Raises StoreRefused when boto3 is missing.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class S3Store:
             connect_timeout=min(timeout, 10.0),
             read_timeout=timeout,
             max_pool_connections=connections,
+            tcp_keepalive=True,
             retries={"mode": "standard", "total_max_attempts": attempts},
             s3={"addressing_style": "path" if path_style else "auto"},
             # The default adds a CRC of its own to every body: twice the CPU, and some servers refuse the trailer.

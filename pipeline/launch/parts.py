@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.schemas.config import RunConfig
+from headrace.schemas.config import RunConfig, TrainerConfig
 
-__all__ = ("Part", "Rollback", "broker_part", "parts_of")
+__all__ = ("Part", "Rollback", "broker_part", "log_trainer_part", "parts_of")
 
 _ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
@@ -31,7 +31,7 @@ _ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One supervised process. ``role``: broker, operators, source, rollout or trainer."""
+    """One supervised process. ``role``: broker, operators, source, rollout, trainer or upkeep."""
 
     name: str
     role: str
@@ -78,6 +78,8 @@ def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: 
     parts += [_source(stream, common) for stream in config.streams]
     parts += [_trainer(config, policy, common, rollback) for policy in config.policies]
     parts += [_worker(config, number, common) for number in range(config.rollout.workers)]
+    rounds = {"compact": config.store.compact_seconds, "prune": config.store.prune_seconds}
+    parts += [_upkeep(task, common) for task, seconds in rounds.items() if seconds > 0]
     return parts
 
 
@@ -93,12 +95,28 @@ def _worker(config: RunConfig, number: int, common: tuple[str, ...]) -> Part:
     return Part(name=name, role="rollout", command=command, environment=_threads(config.rollout.threads))
 
 
+def _upkeep(task: str, common: tuple[str, ...]) -> Part:
+    command = _module("headrace.pipeline.delta_upkeep", *common, "--instance", task, "--task", task)
+    return Part(name=task, role="upkeep", command=command)
+
+
 def _trainer(config: RunConfig, policy: str, common: tuple[str, ...], rollback: Rollback | None) -> Part:
     trainer = config.trainer_of(policy)
     name = f"trainer-{policy}"
     words: tuple[str, ...] = ("headrace.trainers", *common, "--instance", name, "--policy", policy)
     if rollback is not None:
         words = (*words, "--resume-from", str(rollback.version), *(["--discard"] if rollback.discard else []))
+    return _ranked(name, trainer, words)
+
+
+def log_trainer_part(config: RunConfig, config_file: Path, policy: str, words: tuple[str, ...]) -> Part:
+    """The trainer of a policy that reads recorded batches (``headrace train``). words: its further arguments."""
+    common = ("--config", str(config_file), "--policy", policy, "--exit-with-parent")
+    return _ranked(f"trainer-{policy}", config.trainer_of(policy), ("headrace.trainers.from_log", *common, *words))
+
+
+def _ranked(name: str, trainer: TrainerConfig, words: tuple[str, ...]) -> Part:
+    """A trainer's module with its arguments, alone or as several ranks under torchrun."""
     if trainer.ranks > 1:
         launcher = ("--standalone", "--nproc-per-node", str(trainer.ranks), "--max-restarts", "0", "-m")
         command = _module("torch.distributed.run", *launcher, *words)

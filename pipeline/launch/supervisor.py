@@ -88,6 +88,11 @@ class Supervisor:
         counts = {n: sum(now - at < self._window for at in c.deaths) for n, c in self._children.items()}
         return {name: count for name, count in counts.items() if count}
 
+    def waiting(self) -> dict[str, str]:
+        """Parts whose last words are that they wait for something outside (a store, a broker): name to those words."""
+        said = {n: self._said(c).rstrip().rpartition("\n")[2] for n, c in self._children.items() if not c.finished}
+        return {name: line.strip()[:300] for name, line in said.items() if "waiting for the " in line}
+
     def check(self) -> list[str]:
         """Notice ended parts and start them again when due; returns messages for people.
 

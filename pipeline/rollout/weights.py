@@ -24,22 +24,33 @@ from headrace.schemas.records import Head
 
 __all__ = ("WeightFeed",)
 
+_WARM_SECONDS = 10.0
+"""Stores close connections that are idle for longer; between two versions they are used a little."""
+
 
 class WeightFeed:
     """Snapshots of the policies of a run, newest only.
 
-    names: policies in the order of their index. poll_seconds: longest time between two looks at the store.
+    names: policies in the order of their index. poll_seconds: longest time between two looks at the store. host_copy:
+    keep weights in memory as the base of the next version (see ``WeightReader``).
     """
 
     def __init__(
-        self, store: ObjectStore, connection: Connection, names: list[str], client_id: str, *, poll_seconds: float
+        self,
+        store: ObjectStore,
+        connection: Connection,
+        names: list[str],
+        client_id: str,
+        *,
+        poll_seconds: float,
+        host_copy: bool = True,
     ) -> None:
         self._store = store
         self._connection = connection
         self._names = names
         self._client_id = client_id
         self._poll_seconds = poll_seconds
-        self._readers = [WeightReader(store, connection.run, name) for name in names]
+        self._readers = [WeightReader(store, connection.run, name, host_copy=host_copy) for name in names]
         self._fresh: SimpleQueue[tuple[int, Snapshot]] = SimpleQueue()
         self._told: dict[int, str] = {}
         self._stop = threading.Event()
@@ -94,7 +105,7 @@ class WeightFeed:
         consumer = self._connection.consumer(f"{self._client_id}.deltas", auto_offset_reset="latest")
         topic = self._connection.topic("deltas")
         consumer.assign([TopicPartition(topic, p) for p in range(len(self._names))])
-        looked = 0.0
+        looked = warmed = 0.0
         while not self._stop.is_set():
             try:
                 heads = _newest(consumer, self._connection.run, min(self._poll_seconds, 0.2))
@@ -102,6 +113,10 @@ class WeightFeed:
                 sys.stderr.write(f"weights: announcements cannot be read ({error}); asking the store\n")
                 heads = {}
                 self._stop.wait(self._poll_seconds)
+            if time.monotonic() - warmed > _WARM_SECONDS:
+                warmed = time.monotonic()
+                for reader in self._readers:
+                    reader.keep_warm()
             if not heads and time.monotonic() - looked < self._poll_seconds:
                 continue
             looked = time.monotonic()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.connectors.stores import image as image_module
 from headrace.connectors.stores.chain import Chain, MissingLink, NothingCommitted
+from headrace.connectors.stores.image import load_image, load_share
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.s3 import S3Store
 from headrace.connectors.stores.store import NoSuchKey, ObjectInfo, ObjectStore, StoreUnavailable
@@ -803,7 +804,77 @@ def test_the_chain_verifies_and_damage_is_named(tmp_path: Path) -> None:
     assert {one.version for one in checked if one.problem} == {4, 5}
     assert "damaged" in checked[4].problem
     assert key in checked[4].problem
-    assert [one.ways for one in checked[5:]] == [(), ("full",), ("delta",)]
+    assert [one.ways for one in checked[5:]] == [(), ("delta (read only)", "full"), ("delta",)]
+    (beside,) = shards(run.store, "delta", 6)
+    data = bytearray(run.store.get(beside))
+    data[-2] ^= 4
+    run.store.put(beside, bytes(data))
+    checked = verify_chain(run.store, "first", "main")
+    assert {one.version for one in checked if one.problem} == {4, 5, 6}, "damage beside a full, its parent gone"
+    assert beside in checked[6].problem
+    assert checked[6].ways == ("full",)
+
+
+def test_without_a_host_copy_a_snapshot_is_handed_over_once(tmp_path: Path) -> None:
+    run = make_run(LocalStore(tmp_path), full_every=3)
+    publisher = run.publisher()
+    run.advance(publisher, 5)
+    reader = WeightReader(run.store, "first", "main", host_copy=False)
+    assert reader.fetch().advanced
+    snapshot = reader.snapshot()
+    assert same(run.truth[4], snapshot.weights)
+    assert reader.version == 4
+    assert not reader.fetch().advanced
+    with pytest.raises(NothingCommitted, match="in memory"):
+        reader.snapshot()
+    run.advance(publisher)
+    loaded = reader.fetch()
+    assert (loaded.version.version, loaded.hops) == (5, 3)
+    assert same(run.truth[4], snapshot.weights), "what was handed over stays as it is"
+    assert run.correct(reader)
+
+
+def test_connections_are_kept_warm_as_far_as_they_were_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_module, "_CHUNK", 300)
+    run.advance(run.publisher(), 2, share=0.3)
+    store = Meddling(run.store)
+    reader = run.reader(store)
+    reader.keep_warm()
+    assert store.calls == []
+    loaded = reader.fetch()
+    together = threading.Barrier(min(32, -(-loaded.bytes_read // 300)))
+    store.before = lambda verb, key: together.wait(timeout=30) and None  # all at once, or the barrier breaks
+    store.calls.clear()
+    reader.keep_warm()
+    assert [verb for verb, _ in store.calls] == ["head"] * together.parties
+
+    def away(verb: str, key: str) -> None:
+        raise StoreUnavailable("refused")
+
+    store.before = away
+    reader.keep_warm()
+
+
+def test_a_run_of_segments_is_read_without_the_rest(either: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    either.advance(either.publisher(), 3, share=0.2)
+    store = Meddling(either.store)
+    chain, every = Chain(either.store, "first", "main"), range(len(either.layout.segments))
+    image = load_image(chain, 2)
+    monkeypatch.setattr(image_module, "_CHUNK", 64)
+    for start, stop in ((0, 3), (3, len(every)), (2, 2)):
+        store.calls.clear()
+        data, digests = load_share(Chain(store, "first", "main"), 2, every[start:stop])
+        spans = [either.layout.segments[n] for n in every[start:stop]]
+        wanted = b"".join(image.data[s.offset : s.offset + s.nbytes].tobytes() for s in spans)
+        assert data.tobytes() == wanted
+        assert digests == image.digests[start:stop]
+    (key,) = shards(either.store, "delta", 1)
+    damaged = bytearray(either.store.get(key))
+    damaged[-3] ^= 1
+    either.store.put(key, bytes(damaged))
+    load_share(Chain(either.store, "first", "main"), 2, every[:1])
+    with pytest.raises(MissingLink, match="delta of version 1"):
+        load_share(Chain(either.store, "first", "main"), 2, every)
 
 
 def test_a_branch_that_nobody_continued_is_no_problem_of_the_chain(run: Run) -> None:

@@ -171,6 +171,9 @@ def test_a_run_that_stands_still_names_what_is_missing(records: list[Record], wo
 
 
 def test_a_dying_part_is_named_first() -> None:
+    waiting = {"trainer-main": "waiting for the object store: s3://b: refused"}
+    said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"trainer-main": 3}, running=[], waiting=waiting)
+    assert said == "trainer-main says: waiting for the object store: s3://b: refused"
     said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"trainer-main": 3}, running=[])
     assert "trainer-main (3 deaths)" in said
 

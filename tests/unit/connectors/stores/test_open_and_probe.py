@@ -117,6 +117,27 @@ def test_the_refusal_says_what_was_seen_and_what_to_do(tmp_path: Path) -> None:
     assert "If-None-Match" in str(caught.value)
 
 
+def test_a_store_that_is_away_at_the_start_is_asked_again_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = [2]
+    honest = probe.require_create_only
+
+    def require(store: LocalStore) -> None:
+        if away[0]:
+            away[0] -= 1
+            raise StoreUnavailable("connection refused")
+        honest(store)
+
+    monkeypatch.setattr(probe, "require_create_only", require)
+    monkeypatch.setattr(probe.time, "sleep", lambda seconds: None)
+    assert probe.open_for_commits(StoreConfig(), tmp_path)
+    assert capsys.readouterr().err.count("waiting for the object store: connection refused") == 2
+    away[0] = -1
+    with pytest.raises(StoreRefused, match=r"has not answered for 0 s.*connection refused.*endpoint_url"):
+        probe.open_for_commits(StoreConfig(patience_seconds=0), tmp_path)
+
+
 def test_a_store_for_commits_is_probed_unless_told_to_assume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[str] = []
     honest = probe.require_create_only

@@ -54,6 +54,15 @@ def test_every_stream_policy_and_worker_has_its_process() -> None:
     assert [option(named(made)[f"source-{s}"], "--stream") for s in "st"] == ["s", "t"]
 
 
+def test_the_store_is_looked_after_when_the_configuration_says_so() -> None:
+    made = parts_of(config(store={"compact_seconds": 10, "prune_seconds": 60}), FILE, "h:1")[-2:]
+    assert [(part.name, part.role, option(part, "--task")) for part in made] == [
+        ("compact", "upkeep", "compact"), ("prune", "upkeep", "prune"),
+    ]  # fmt: skip
+    assert all("--exit-with-parent" in part.command for part in made)
+    assert all(part.role != "upkeep" for part in parts_of(config(), FILE, "h:1"))
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_several_ranks_start_under_torchrun_and_one_does_not(ranks: int) -> None:
     trainer = named(parts_of(config(trainer={"ranks": ranks}, run={"lanes": 10}), FILE, "h:1"))["trainer-main"]

@@ -186,6 +186,15 @@ def test_the_next_start_takes_a_replaced_command(supervisor: Supervisor) -> None
     assert "second form" in log_text(supervisor)
 
 
+def test_what_parts_say_that_they_wait_for_can_be_asked(supervisor: Supervisor) -> None:
+    waits = "print('12:00:00 waiting for the object store: s3://b: refused', flush=True)"
+    supervisor.start(part(f"{waits}; {WAITS}; ", "busy"))
+    supervisor.start(part(f"import sys; {waits}; sys.stdin.read()", "waits"))
+    until(lambda: "refused" in supervisor.log_of("waits").read_text(), supervisor)
+    until(lambda: "up" in supervisor.log_of("busy").read_text(), supervisor)
+    assert supervisor.waiting() == {"waits": "12:00:00 waiting for the object store: s3://b: refused"}
+
+
 def test_a_part_that_ended_well_too_early_can_be_revived(supervisor: Supervisor, tmp_path: Path) -> None:
     once = tmp_path / "ended"
     code = (
