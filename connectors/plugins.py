@@ -1,7 +1,7 @@
 """Plug-ins by entry point: ``load("headrace.operators", "dynamic_sampling")`` gives the object behind a name.
 
 One function for all groups (operators, workflows, environments, rewards, losses, advantages, engines, datasets,
-backends).
+backends, sinks).
 A name is also accepted as ``module:attribute``, so that a user's own code needs no package. Every failure says which
 distribution and entry point it came from and what else there is.
 """
@@ -29,6 +29,7 @@ GROUPS = tuple(
         "engines",
         "datasets",
         "backends",
+        "sinks",
     )
 )
 """The entry point groups."""

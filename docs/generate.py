@@ -117,7 +117,7 @@ def configuration() -> str:
     sections = [
         ("[run]", "RunSection"), ("[kafka]", "KafkaConfig"), ("[registry]", "RegistryConfig"),
         ("[store]", "StoreConfig"), ("[rollout]", "RolloutConfig"), ("[trainer]", "TrainerConfig"),
-        ("[trainer.critic]", "CriticConfig"), ("[eval]", "EvalConfig"), ("[policies.P]", "PolicyConfig"),
+        ("[trainer.critic]", "CriticConfig"), ("[eval]", "EvalConfig"), ("[metrics]", "MetricsConfig"), ("[policies.P]", "PolicyConfig"),
         ("[streams.S]", "StreamConfig"),
         ("[[operators]]", "OperatorConfig"),
     ]  # fmt: skip

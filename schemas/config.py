@@ -21,6 +21,7 @@ __all__ = (
     "CriticConfig",
     "EvalConfig",
     "KafkaConfig",
+    "MetricsConfig",
     "OperatorConfig",
     "PolicyConfig",
     "RegistryConfig",
@@ -200,6 +201,8 @@ class RolloutConfig(Section):
     """Unfinished sequences keep their tokens and their key-value cache."""
     poll_seconds: float = 0.5
     """How often the object store is asked for a newer version when no announcement came."""
+    host_copy: bool = True
+    """Keep the weights in a worker's memory beside the engine's; without, every version is read from a full on."""
     threads: int = 1
     """Threads of a worker's engine."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -331,6 +334,27 @@ class TrainerConfig(Section):
     """Train low-rank adapters instead of the weights; versions then hold the adapters only."""
 
 
+class MetricsConfig(Section):
+    """``[metrics]``: where figures of training go beside ``metrics.jsonl`` and the topic ``steps``."""
+
+    sinks: list[str] = Field(default_factory=list)
+    """Names of sink plug-ins: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow``."""
+    project: str = "headrace"
+    """Project or experiment under which tools show the run."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """``[metrics.options.NAME]``: settings of a sink's own; keys and tokens belong in the environment."""
+
+    @model_validator(mode="after")
+    def _without_secrets(self) -> Self:
+        for name, options in self.options.items():
+            if name not in self.sinks:
+                raise ValueError(f"options.{name} are of no sink; sinks are {', '.join(self.sinks) or 'none'}")
+            for key in options:
+                if any(word in key.lower() for word in ("key", "token", "password", "secret")):
+                    raise ValueError(f"options.{name}.{key} would be written into the run folder; use the environment")
+        return self
+
+
 class EvalConfig(Section):
     """``[eval]``: evaluation tasks on a held-out set every so many versions, at the start and at the end."""
 
@@ -447,6 +471,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
+    metrics: MetricsConfig = MetricsConfig()
     policies: dict[str, PolicyConfig]
     streams: dict[str, StreamConfig]
     operators: list[OperatorConfig] = Field(default_factory=list)

@@ -27,6 +27,8 @@ from headrace.trainers.export import export_model
 from headrace.trainers.lanes import BatchReader, lanes_of
 from headrace.trainers.lineage import Announcement, Plan, Point, decide, rollback_base
 from headrace.trainers.ranks import Ranks
+from headrace.trainers.sinks.fan_out import Sinks, open_sinks
+from headrace.trainers.sinks.sink import metrics_of
 from headrace.trainers.step_log import StepLog
 from headrace.trainers.torch_kernels import kernels_on
 from headrace.trainers.update import Learned, Learner
@@ -90,6 +92,7 @@ class Trainer:
             group=consumer_group(config.run.id, f"trainer.{policy}"),
             stop=stop,
         )
+        self._sinks = open_sinks(config, policy) if ranks.leads else Sinks({})
         self._feed = BatchFeed(self._reader, ranks, store, stop)
         self._log: StepLog | None = None
         self._versions: Versions | None = None
@@ -333,6 +336,7 @@ class Trainer:
             metrics={**learned.metrics, **self._beside_learning(), "publish/seconds": took},
         )
         self._lead_versions.announce([record], offsets)
+        self._sinks.write(record.version, metrics_of(record))
         m = learned.metrics
         self._say(
             f"batch {manifest.batch} -> version {committed.version}: reward {m.get('reward/mean', 0):.3f}, "
@@ -343,8 +347,8 @@ class Trainer:
         return committed
 
     def _beside_learning(self) -> dict[str, float]:
-        """Figures of a Step that the learner does not know: of checkpoints, and of what its version changed."""
-        return {**self._checkpoints.figures(), **self._lead_versions.changed()}
+        """Figures of a Step that the learner does not know: of checkpoints, sinks, and what its version changed."""
+        return {**self._checkpoints.figures(), **self._sinks.figures(), **self._lead_versions.changed()}
 
     def _commit(self, weights: Outgoing, batch: int, offsets: dict[int, int]) -> CommittedVersion:
         assert self._versions is not None, "this rank has no part in publishing"
@@ -403,6 +407,7 @@ class Trainer:
     def close(self) -> None:
         """Leave the cluster."""
         self._checkpoints.close()
+        self._sinks.close()
         self._reader.close()
 
     @property

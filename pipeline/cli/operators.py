@@ -14,7 +14,7 @@ app = command_group("Installed plug-ins by group.")
 
 @app.command("list")
 def list_plugins(output: Output = Format.text) -> None:
-    """Operators, workflows, environments, rewards, losses, advantages, engines and datasets by name."""
+    """Operators, workflows, environments, rewards, losses, advantages, engines, datasets, backends and sinks by name."""
     from headrace.connectors.plugins import GROUPS, installed
 
     rows = [

@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def training(self) -> Path:
+        """What a training from the log (``headrace train``) trains; other runs have none."""
+        return self.path / "from_batches.json"
+
+    @property
     def sessions_file(self) -> Path:
         """What each launcher of this run noted at its end."""
         return self.path / "sessions.json"

@@ -57,6 +57,8 @@ def _of_folder(path: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     folder = RunFolder.existing(path)
     if not resume:
         raise ConfigurationError(f"{path} is a run that exists: add --resume to go on with it")
+    if folder.training.exists():
+        raise ConfigurationError(f"{path} is a training from the log: go on with it by headrace train --resume {path}")
     config = folder.read_config()
     over = load_config([folder.config], overrides) if overrides else config
     return _with(over, "run", folder=config.run.folder)
@@ -174,10 +176,11 @@ def create_topics(
 ) -> None:
     """Create the run's topics and write its RunManifest, unless it is there.
 
-    Raises ConfigurationError when a run of this id exists on the cluster and is not to be resumed.
+    Topics without a manifest are taken: an administrator has made them ahead, or a launcher died in between. Raises
+    ConfigurationError when a run of this id exists on the cluster and is not to be resumed.
     """
-    existing = connection.list_run_topics()
-    if existing and not resume:
+    found = _manifest_of(connection) if "run" in connection.list_run_topics() else None
+    if found is not None and not resume:
         raise ConfigurationError(
             f"run {config.run.id} exists on the cluster at {connection.bootstrap}: go on with it by --resume, choose "
             f"another run.id, or remove it: headrace topics delete --run {config.run.id}"
@@ -188,15 +191,13 @@ def create_topics(
     )
     connection.ensure_topics(counts)
     digest = _one_digest(config)
-    for raw in connection.read_topic("run"):
-        found = raw.decoded_if_ours()
-        if isinstance(found, RunManifest):
-            if found.tokenizer_digest != digest:
-                raise ConfigurationError(
-                    f"run {config.run.id} was created with another tokenizer (digest {found.tokenizer_digest[:12]}, "
-                    f"the model folder has {digest[:12]}): give back the model folder it was created with"
-                )
-            return
+    if found is not None:
+        if found.tokenizer_digest != digest:
+            raise ConfigurationError(
+                f"run {config.run.id} was created with another tokenizer (digest {found.tokenizer_digest[:12]}, "
+                f"the model folder has {digest[:12]}): give back the model folder it was created with"
+            )
+        return
     manifest = RunManifest(
         run=config.run.id,
         created_ms=int(now() * 1000),
@@ -205,12 +206,19 @@ def create_topics(
         streams=list(config.streams),
         partitions=counts,
         config=config.model_dump_json(),
+        schema_ids=dict(connection.schema_ids),
     )
     producer = connection.producer("launcher")
     headers = headers_of(manifest, config.run.id, _version())
     connection.produce(producer, "run", encode(manifest), partition=0, key=b"manifest", headers=headers)
     if producer.flush(30.0):
         raise ConfigurationError(f"the run's manifest could not be written to {connection.bootstrap} within 30 s")
+
+
+def _manifest_of(connection: Connection) -> RunManifest | None:
+    """The first manifest of the run, None before it is created."""
+    records = (raw.decoded_if_ours() for raw in connection.read_topic("run"))
+    return next((record for record in records if isinstance(record, RunManifest)), None)
 
 
 def _one_digest(config: RunConfig) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Nursery:
         program: str = "trainer",
         environment: Mapping[str, str] | None = None,
     ) -> Trainer:
-        """A trainer with these arguments, or a ``probe`` (rank_probe.py); ``trap`` as in traps.py."""
+        """A ``trainer``, one ``from_log``, or a ``probe`` (rank_probe.py) with these arguments; ``trap``: see traps.py."""
         child = Trainer(self._folder / f"trainer-{len(self._order)}.log")
         self._order.append(child)
         assert self._process.stdin is not None
@@ -109,10 +109,15 @@ def serve() -> None:
     from traps import arm, cut_segments
 
     from headrace.connectors.lifetime import exit_with
-    from headrace.trainers import batch_to_step
+    from headrace.trainers import batch_to_step, from_log
     from headrace.trainers.__main__ import main
 
     _ = (deepspeed, torch, transformers.Qwen3ForCausalLM, transformers.AutoModelForCausalLM, batch_to_step)
+    programs: dict[str, Callable[[Sequence[str]], int | None]] = {
+        "trainer": main,
+        "from_log": from_log.main,
+        "probe": rank_probe.main,
+    }
     living: set[int] = set()
     rest = b""
     while True:
@@ -139,7 +144,7 @@ def serve() -> None:
                     cut_segments(int(os.environ["SEGMENT_BYTES"]))
                 if order["trap"]:
                     arm(*order["trap"])
-                run = main if order["program"] == "trainer" else rank_probe.main
+                run = programs[order["program"]]
                 code = exit_with(lambda run=run, order=order: run(order["arguments"]))
                 sys.stderr.flush()
                 os._exit(code)

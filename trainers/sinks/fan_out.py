@@ -1,0 +1,132 @@
+"""Gives every Step's figures to all sinks beside training: a sink that fails or hangs is said once, and counted.
+
+Goes in: figures by version; comes out: calls of the sinks, in order, from a thread for each. Training never waits for
+a sink: what does not fit into its queue is dropped and counted (``sinks/dropped``, ``sinks/failed``).
+"""
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from headrace.connectors.plugins import load
+from headrace.schemas.config import RunConfig
+from headrace.schemas.errors import ConfigurationError
+from headrace.trainers.sinks.sink import RunInfo, Sink, flat_settings
+
+__all__ = ("Sinks", "open_sinks")
+
+_QUEUED = 256
+_CLOSE_SECONDS = 10.0
+
+
+class _Line:
+    """The queue and the thread of one sink."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self._name, self._sink = name, sink
+        self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(_QUEUED)
+        self._said: set[str] = set()
+        self.failed = self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queue figures; never waits."""
+        try:
+            self._queue.put_nowait((step, metrics))
+        except queue.Full:
+            self.dropped += 1
+            self._say("dropped", f"has not taken {_QUEUED} versions: it hangs or is too slow, later ones are dropped")
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            self._try(lambda entry=entry: self._sink.write(*entry))  # type: ignore[misc]
+        self._try(self._sink.close)
+
+    def _try(self, call: object) -> None:
+        try:
+            call()  # type: ignore[operator]
+        except Exception as error:  # the seam to other people's clients: whatever they raise, training goes on
+            self.failed += 1
+            self._say("failed", f"{type(error).__name__}: {error}; training goes on, failures are counted")
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} metrics sink {self._name}: {text}\n")
+            sys.stderr.flush()
+
+    def close(self, until: float) -> None:
+        """Let the sink finish what is queued; it is left alone when that takes too long."""
+        while time.monotonic() < until:
+            try:
+                self._queue.put_nowait(None)
+                break
+            except queue.Full:
+                time.sleep(0.05)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._say("closed", "did not finish; the last versions may be missing there")
+
+
+class Sinks:
+    """All sinks of a trainer; none is fine."""
+
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+        self._lines = [_Line(name, sink) for name, sink in sinks.items()]
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand figures of a version to every sink; returns at once."""
+        for line in self._lines:
+            line.put(step, metrics)
+
+    def figures(self) -> dict[str, float]:
+        """Counts so far of what sinks refused and missed; empty without sinks."""
+        if not self._lines:
+            return {}
+        return {
+            "sinks/failed": float(sum(line.failed for line in self._lines)),
+            "sinks/dropped": float(sum(line.dropped for line in self._lines)),
+        }
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Let all sinks finish, together no longer than this."""
+        until = time.monotonic() + seconds
+        for line in self._lines:
+            line.close(until)
+
+
+def open_sinks(config: RunConfig, policy: str) -> Sinks:
+    """The sinks that ``[metrics]`` names. Raises ConfigurationError when one is unknown, lacks its package or refuses
+    its options; one that cannot start for another reason (no network) is said and left out.
+    """
+    info = RunInfo(
+        project=config.metrics.project,
+        run=config.run.id,
+        policy=policy,
+        folder=config.run_folder(),
+        settings=flat_settings({"policy": policy, **config.trainer_of(policy).model_dump(mode="json")}),
+    )
+    opened: dict[str, Sink] = {}
+    for name in _checked(config.metrics.sinks):
+        cls, options = load("headrace.sinks", name), config.metrics.options.get(name, {})
+        try:
+            opened[name] = cls(info, **options)
+        except ConfigurationError:
+            raise
+        except TypeError as error:
+            raise ConfigurationError(f"metrics.options.{name}: {error}") from error
+        except Exception as error:  # the same seam: a tool that is away must not keep training from its start
+            sys.stderr.write(
+                f"{time.strftime('%H:%M:%S')} metrics sink {name} is left out, it cannot start: "
+                f"{type(error).__name__}: {error}\n"
+            )
+    return Sinks(opened)
+
+
+def _checked(names: Sequence[str]) -> Sequence[str]:
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"metrics.sinks names one twice: {', '.join(names)}")
+    return names

@@ -1,0 +1,30 @@
+"""Metrics as TensorBoard event files in the run folder: ``tensorboard --logdir runs``."""
+
+from collections.abc import Mapping
+
+from headrace.trainers.sinks.sink import RunInfo, required
+
+__all__ = ("TensorBoard",)
+
+
+class TensorBoard:
+    """Scalars by version in ``<run folder>/tensorboard/<policy>``, flushed with every version."""
+
+    def __init__(self, info: RunInfo, *, folder: str = "") -> None:
+        required("tensorboard", "tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder or str(info.folder / "tensorboard" / info.policy))  # type: ignore[no-untyped-call]
+        if info.settings:
+            text = "\n".join(f"    {key} = {value}" for key, value in sorted(info.settings.items()))
+            self._writer.add_text("settings", text, 0)  # type: ignore[no-untyped-call]
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See ``Sink``."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """See ``Sink``."""
+        self._writer.close()  # type: ignore[no-untyped-call]
