@@ -4,7 +4,7 @@ Goes in: a version that holds adapters, and the weights that they were trained o
 adapters added in. A version that holds weights is passed on as it is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,13 @@ def modules_of(weights: Mapping[str, Any]) -> list[str]:
     return [name.removeprefix(_PREFIX).removesuffix(_DOWN) for name in weights if name.endswith(_DOWN)]
 
 
-def added(weights: Mapping[str, NDArray[Any]], base: Callable[[str], NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+def added(
+    weights: Mapping[str, NDArray[Any]], base: Collection[str], get: Callable[[str], NDArray[Any]]
+) -> dict[str, NDArray[np.float32]]:
     """name -> float32 ``base + scaling * up @ down`` for every weight with an adapter.
 
-    weights: a version with adapters, bits of bfloat16 in uint16. base: float32 weight of a name. Raises
-    ConfigurationError when an adapter has another shape than its weight, or lacks a matrix.
+    weights: a version with adapters, bits of bfloat16 in uint16. base: names of the model's weights. get: a weight as
+    float32. Raises ConfigurationError when an adapter fits no weight, or lacks a matrix.
     """
     scaling = float(_floats(weights[SCALING])[0])
     out = {}
@@ -43,12 +45,13 @@ def added(weights: Mapping[str, NDArray[Any]], base: Callable[[str], NDArray[Any
         down, up = (weights.get(_PREFIX + module + end) for end in (_DOWN, _UP))
         if down is None or up is None:
             raise ConfigurationError(f"the version has one matrix of the adapter of {module}, not both")
-        whole = base(name)
         product = _floats(up) @ _floats(down)
-        if product.shape != whole.shape:
+        whole = get(name) if name in base else None
+        if whole is None or product.shape != whole.shape:
+            found = "missing" if whole is None else f"{whole.shape}"
             raise ConfigurationError(
-                f"the adapter of {module} is {product.shape}, the model's weight {whole.shape}; trainer and rollout "
-                "must name the same model folder"
+                f"the adapter of {module} is {product.shape}, the model's weight {found}; trainer and rollout must "
+                "name the same model folder"
             )
         out[name] = whole + np.float32(scaling) * product
     return out

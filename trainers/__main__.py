@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.model_folder import tokenizer_digest
+from headrace.connectors.schema_ids import take_schema_ids
+from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.probe import open_for_commits
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig, TrainerConfig, read_config
@@ -28,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when standard input closes")
     parser.add_argument("--resume-from", type=int, metavar="V", help="go back to the checkpoint at or before version V")
     parser.add_argument("--discard", action="store_true", help="with --resume-from: drop the groups opened since")
+    parser.add_argument(
+        "--local_rank", type=int, help="given by the deepspeed launcher, which says so in LOCAL_RANK too"
+    )
     given = parser.parse_args(arguments)
     stop = StopSignal().listen(with_parent=given.exit_with_parent)
     code = exit_with(lambda: _train(given, stop))
@@ -40,8 +45,9 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
     if given.policy not in config.policies:
         raise ConfigurationError(f"--policy {given.policy}: the run's policies are {', '.join(config.policies)}")
     trainer = config.trainer_of(given.policy)
-    connection = Connection.of(config.kafka, config.run.id, given.bootstrap or None)
-    connection.wait_for_broker()
+    connection = Connection.of(config.kafka, config.run.id, given.bootstrap or None, role="trainer")
+    connection.patient(stop.is_set).wait_for_broker()
+    take_schema_ids(connection, config.registry)
     _check_run(connection, config, given.policy)
     _check_ranks(trainer, connection.partition_count(f"batches.{given.policy}"))
     if _has_stopped(connection, config.policy_names().index(given.policy)):
@@ -61,8 +67,9 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
 
         torch.set_num_threads(trainer.threads)
         torch.manual_seed(config.run.seed)
-        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed")
+        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed", sharing=trainer.sequence_parallel)
         backend = open_backend(trainer, config.policies[given.policy].model, ranks)
+        store = _store(config, leads=ranks.leads)
         gc.freeze()
     rewind = Rewind(version=given.resume_from, discard=given.discard) if given.resume_from is not None else None
     worker = Trainer(
@@ -70,7 +77,7 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
         given.policy,
         instance=given.instance,
         connection=connection,
-        store=_store(config),
+        store=store,
         backend=backend,
         ranks=ranks,
         stop=stop,
@@ -89,9 +96,9 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
     return None
 
 
-def _store(config: RunConfig) -> ObjectStore:
-    """The run's object store: the configured one, else the run folder's; it must keep create-only puts."""
-    return open_for_commits(config.store, config.run_folder())
+def _store(config: RunConfig, *, leads: bool) -> ObjectStore:
+    """The run's object store: the configured one, else the run folder's; who commits sees that it can."""
+    return (open_for_commits if leads else open_store)(config.store, config.run_folder())
 
 
 def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
@@ -118,8 +125,8 @@ def _has_stopped(connection: Connection, policy: int) -> bool:
 
 
 def _check_ranks(trainer: TrainerConfig, lanes: int) -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if lanes % ranks:
+    ranks = int(os.environ.get("WORLD_SIZE", "1")) // trainer.sequence_parallel
+    if not ranks or lanes % ranks:
         raise ConfigurationError(f"{ranks} ranks cannot share {lanes} lanes evenly; take a divisor of run.lanes")
 
 

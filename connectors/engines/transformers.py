@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.connectors.adapters import added, holds_adapters
 from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused, options_of
 from headrace.connectors.engines.kv_cache import KeyValueCache
 from headrace.connectors.engines.rows import Rows, drop_waiting
@@ -60,6 +61,8 @@ class TransformersEngine:
         torch.set_num_threads(threads)
         self._torch = torch
         model_folder = ModelFolder(folder)
+        self._folder = model_folder.path
+        self._base: dict[str, Any] = {}
         self._model = _empty_model(model_folder.path, self._options)
         self._capacity = slots
         self._max_prompt = max_prompt_tokens
@@ -136,8 +139,15 @@ class TransformersEngine:
         return drop_waiting(self._waiting, key)
 
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
-        """Check every tensor, then copy all of them; tied tensors may be given once."""
+        """Check every tensor, then copy all of them; tied tensors may be given once.
+
+        A version of adapters is added to the weights of the model folder.
+        """
         torch = self._torch
+        if holds_adapters(weights):
+            self._base = self._base or _folder_weights(self._folder)
+            base = self._base
+            weights = {**base, **added(weights, base, lambda name: base[name].float().numpy())}
         state = self._model.state_dict()
         seen = {state[name].data_ptr() for name in weights if name in state}
         missing = [name for name, tensor in state.items() if tensor.data_ptr() not in seen]
@@ -249,10 +259,21 @@ def _empty_model(folder: Path, options: TransformersOptions) -> Any:
     return model.to(options.device, getattr(torch, options.dtype)).eval().requires_grad_(False)
 
 
-def _tensor(array: npt.NDArray[Any]) -> Any:
-    """A torch tensor of an array whose uint16 entries are the bits of bfloat16 numbers."""
+def _folder_weights(folder: Path) -> dict[str, Any]:
+    """The weights of a model folder as torch tensors, rounded to bfloat16, which is what adapters are trained on."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def _tensor(array: npt.NDArray[Any] | Any) -> Any:
+    """A torch tensor of an array whose uint16 entries are the bits of bfloat16 numbers; tensors pass as they are."""
     import torch
 
+    if isinstance(array, torch.Tensor):
+        return array
     # snapshots are read-only, and torch warns of tensors over memory that must not be written
     own = np.require(array, requirements=["C", "W"])
     if own.dtype == np.uint16:

@@ -5,27 +5,25 @@ the forward pass to bf16 after every step. Nothing is compiled at start: the opt
 operation for CPU ranks is left out. DeepSpeed's own scaling by accumulation steps is off and its boundary is set here.
 """
 
-import os
-import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.schemas.config import TrainerConfig
-from headrace.schemas.errors import ConfigurationError
-from headrace.trainers.backends.backend import Update, Weights
+from headrace.trainers.backends.adapters import constants_of
+from headrace.trainers.backends.backend import Shards, TensorShard, Update, Weights
+from headrace.trainers.backends.deepspeed_engine import open_engine
+from headrace.trainers.backends.deepspeed_state import copy_state, put_state_back
 from headrace.trainers.backends.policy_model import PolicyModel
+from headrace.trainers.backends.state_file import SavedState, StatePart
+from headrace.trainers.backends.zero3 import full_shape, sharded_over, zero3_shards
 from headrace.trainers.batching import MicroBatch
 from headrace.trainers.ranks import Ranks
 
 __all__ = ("DeepSpeed",)
-
-_TAG = "state"
 
 
 class DeepSpeed:
@@ -34,8 +32,9 @@ class DeepSpeed:
     def __init__(self, model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> None:
         self._config, self._ranks = config, ranks
         self._stage = config.zero_stage
-        self._engine = _engine(model, config, ranks)
-        self._named = [(name.removeprefix("model."), p) for name, p in self._engine.module.named_parameters()]
+        self._engine = open_engine(model, config, ranks)
+        self._named = model.published()
+        self._constants = constants_of(config.lora)
         self._parameters = [p for _, p in self._named]
         fp32 = config.precision == "fp32"
         self._rounds = fp32
@@ -44,9 +43,13 @@ class DeepSpeed:
 
     def logprobs(self, micro: MicroBatch, *, gradient: bool) -> Tensor:
         """See ``Backend``."""
+        return self.scores(micro, gradient=gradient)[0]
+
+    def scores(self, micro: MicroBatch, *, gradient: bool) -> tuple[Tensor, Tensor]:
+        """See ``Scores``."""
         micro = micro.to(self._ranks.device)
         with torch.set_grad_enabled(gradient):
-            out: Tensor = self._engine(micro.tokens, micro.mask, micro.temperature)
+            out: tuple[Tensor, Tensor] = self._engine(micro.tokens, micro.mask, micro.temperature, micro.lengths)
             return out
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -82,39 +85,43 @@ class DeepSpeed:
         with self._gathered():
             if not self._ranks.leads:
                 return {}
-            return {
+            own = {
                 name: p.detach().to("cpu", torch.bfloat16, copy=True).contiguous().view(torch.uint16).numpy()
                 for name, p in self._named
             }
+            return {**own, **self._constants}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See ``Backend``."""
+        own = {name: full_shape(p) for name, p in self._named}
+        return own | {name: bits.shape for name, bits in self._constants.items()}
+
+    def shards(self) -> Shards | None:
+        """See ``Backend``: under ZeRO 3 with several ranks; where ranks share shards among few, they are gathered."""
+        ranks = self._ranks
+        if self._stage < 3 or ranks.size == 1 or not sharded_over(self._parameters, ranks.size):
+            return None
+        # Rank 0 alone gives away what never changes.
+        fixed = {n: TensorShard(0, bits if ranks.leads else bits[:0]) for n, bits in self._constants.items()}
+        return {**zero3_shards(dict(self._named), ranks.rank), **fixed}
+
+    def snapshot(self) -> StatePart:
+        """See ``Backend``."""
+        return copy_state(self._engine, self._trained(), self._masters, self._ranks)
 
     def save(self, folder: Path) -> None:
         """See ``Backend``."""
-        client: dict[str, Any] = {"headrace_rng": torch.get_rng_state()}
-        self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client, save_latest=False)
-        if self._masters and self._ranks.leads:
-            torch.save([m.cpu() for m in self._masters], folder / "masters.pt")
-        (folder / f"deepspeed-{self._ranks.rank}.txt").write_text(
-            f"ranks {self._ranks.size} stage {self._stage} precision {self._config.precision}\n", "utf-8"
-        )
+        self.snapshot().write(folder)
 
     def load(self, folder: Path) -> None:
         """See ``Backend``."""
-        note = folder / "deepspeed-0.txt"
-        wanted = f"ranks {self._ranks.size} stage {self._stage} precision {self._config.precision}"
-        found = note.read_text("utf-8").strip() if note.is_file() else "another backend"
-        if found != wanted:
-            raise ConfigurationError(
-                f"checkpoint {folder} was written by {found}, this trainer is {wanted}; set trainer.backend, ranks, "
-                "zero_stage and precision back"
-            )
-        _, client = self._engine.load_checkpoint(str(folder), tag=_TAG)
-        if client and "headrace_rng" in client:
-            torch.set_rng_state(client["headrace_rng"])
-        if self._masters:
-            for mine, saved in zip(self._masters, torch.load(folder / "masters.pt", weights_only=True), strict=True):
-                mine.copy_(saved)
-            torch._foreach_copy_([p.data for p in self._parameters], self._masters)
+        saved = SavedState(folder)
+        put_state_back(self._engine, self._trained(), self._masters, self._ranks, saved)
+        saved.restore_random(self._ranks.rank)
         self._round()
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, p) for name, p in self._named if p.requires_grad]
 
     def _round(self) -> None:
         """Round what the forward pass computes with to bf16; the masters stay as they are."""
@@ -136,60 +143,3 @@ class DeepSpeed:
 
         with deepspeed.zero.GatheredParameters(self._parameters):
             yield
-
-
-def _engine(model: PolicyModel, config: TrainerConfig, ranks: Ranks) -> Any:
-    """A DeepSpeed engine around the model, without compilation, output or a port of its own."""
-    if ranks.device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in alone.items():
-        os.environ.setdefault(name, value)
-    import deepspeed
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    if ranks.device.type == "cpu":
-        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
-    deepspeed.init_distributed(dist_backend="gloo" if ranks.device.type == "cpu" else "nccl", verbose=False)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-    )
-    with _nothing_compiled():
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=_settings(config))
-    engine.eval()
-    return engine
-
-
-@contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """Leave torch.compile out while DeepSpeed starts: it decorates an optimizer that is not used here, and loading the
-    compiler for that takes a second and 40 MB.
-    """
-    real = torch.compile
-
-    def leave(function: Any = None, **_: Any) -> Any:
-        return function if function is not None else leave
-
-    torch.compile = leave  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.compile = real
-
-
-def _settings(config: TrainerConfig) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.max_grad_norm,
-        "zero_optimization": {"stage": config.zero_stage},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": None,
-        "bf16": {"enabled": config.precision == "bf16"},
-    }
-    for name, value in config.options.items():
-        if isinstance(value, dict) and isinstance(settings.get(name), dict):
-            settings[name] = {**settings[name], **value}
-        else:
-            settings[name] = value
-    return settings

@@ -6,6 +6,7 @@ checkpointing where asked for, that is known to give the model's own log-probs i
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,8 @@ def _checkpoint_activations(model: Any, *, reentrant: bool) -> None:
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise ConfigurationError(f"{type(model).__name__} cannot checkpoint activations; switch it off")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    # DeepSpeed's kind of checkpoint warns of every forward pass that nothing is trained on.
+    warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
     model.enable_input_require_grads()  # the embedding may be frozen, and reentrant checkpoints need a gradient
     for layer in model.modules():
         if getattr(layer, "gradient_checkpointing", False):

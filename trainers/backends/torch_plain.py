@@ -4,6 +4,7 @@ All parameters are views into one flat buffer, so an update is a handful of call
 machine the same batches in the same order give the same bits.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from headrace.schemas.config import TrainerConfig
-from headrace.schemas.errors import ConfigurationError
+from headrace.trainers.backends.adapters import constants_of
 from headrace.trainers.backends.backend import Update, Weights
 from headrace.trainers.backends.policy_model import PolicyModel
+from headrace.trainers.backends.state_file import MASTER, SavedState, StatePart, owners
 from headrace.trainers.batching import MicroBatch
 from headrace.trainers.ranks import Ranks
 
@@ -27,8 +29,12 @@ class PlainTorch:
         self._config, self._ranks = config, ranks
         self._compute = torch.float32 if config.precision == "fp32" else torch.bfloat16
         self._model = model.to(ranks.device)
-        named = [(name.removeprefix("model."), p) for name, p in model.named_parameters()]
+        named = model.published()
+        for p in model.parameters():
+            if not p.requires_grad:
+                p.data = p.data.to(self._compute)
         self._shapes = [(name, p.shape) for name, p in named]
+        self._constants = dict(constants_of(config.lora))
         self._master = torch.cat([p.detach().float().reshape(-1) for _, p in named])
         self._flat = torch.empty_like(self._master, dtype=self._compute)
         self._grad = torch.zeros_like(self._flat)
@@ -56,9 +62,13 @@ class PlainTorch:
 
     def logprobs(self, micro: MicroBatch, *, gradient: bool) -> Tensor:
         """See ``Backend``."""
+        return self.scores(micro, gradient=gradient)[0]
+
+    def scores(self, micro: MicroBatch, *, gradient: bool) -> tuple[Tensor, Tensor]:
+        """See ``Scores``."""
         micro = micro.to(self._ranks.device)
         with torch.set_grad_enabled(gradient):
-            out: Tensor = self._model(micro.tokens, micro.mask, micro.temperature)
+            out: tuple[Tensor, Tensor] = self._model(micro.tokens, micro.mask, micro.temperature, micro.lengths)
             return out
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -90,25 +100,48 @@ class PlainTorch:
         for name, shape in self._shapes:
             out[name] = bits[at : at + shape.numel()].reshape(tuple(shape))
             at += shape.numel()
-        return out
+        return out | self._constants
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See ``Backend``."""
+        return {name: tuple(shape) for name, shape in self._shapes} | {n: x.shape for n, x in self._constants.items()}
+
+    def shards(self) -> None:
+        """See ``Backend``; every rank holds everything."""
+        return
+
+    def snapshot(self) -> StatePart:
+        """See ``Backend``; ranks hold the same state, so each writes a part of it."""
+        part = StatePart(self._ranks.rank, self._ranks.size)
+        state = self._optimizer.state[self._master]
+        part.step = float(state["step"]) if "step" in state else 0.0
+        moments = [(kind, values) for kind, values in state.items() if kind != "step"]
+        writers, at = owners([shape.numel() for _, shape in self._shapes], self._ranks.size), 0
+        for (name, shape), writer in zip(self._shapes, writers, strict=True):
+            here = slice(at, at := at + shape.numel())
+            if writer == self._ranks.rank:
+                for kind, values in ((MASTER, self._master), *moments):
+                    part.add(kind, name, 0, values[here])
+        return part
 
     def save(self, folder: Path) -> None:
-        """See ``Backend``; ranks hold the same weights, so rank 0 writes them and the others their generators."""
-        state = {"rng": torch.get_rng_state(), "ranks": self._ranks.size}
-        if self._ranks.leads:
-            state |= {"master": self._master.detach(), "optimizer": self._optimizer.state_dict()}
-        torch.save(state, folder / f"torch-{self._ranks.rank}.pt")
+        """See ``Backend``."""
+        self.snapshot().write(folder)
 
     def load(self, folder: Path) -> None:
-        """See ``Backend``; another count of ranks is fine, then the generators of new ranks start afresh."""
-        whole = folder / "torch-0.pt"
-        if not whole.is_file():
-            raise ConfigurationError(f"{folder} was not written by the torch backend; set trainer.backend back")
-        state = torch.load(whole, map_location=self._ranks.device, weights_only=True)
+        """See ``Backend``."""
+        saved = SavedState(folder)
+        saved.check_names({name: shape.numel() for name, shape in self._shapes})
+        state = self._optimizer.state[self._master]
+        if saved.kinds:
+            state["step"] = torch.tensor(saved.step)
+        state.update({kind: torch.zeros_like(self._master, requires_grad=False) for kind in saved.kinds})
+        at = 0
         with torch.no_grad():
-            self._master.copy_(state["master"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        own = folder / f"torch-{self._ranks.rank}.pt"
-        if own.is_file():
-            torch.set_rng_state(torch.load(own, map_location="cpu", weights_only=True)["rng"])
+            for name, shape in self._shapes:
+                here = slice(at, at := at + shape.numel())
+                for kind in (MASTER, *saved.kinds):
+                    held = self._master if kind == MASTER else state[kind]
+                    held[here].copy_(saved.read(kind, name, 0, shape.numel()))
+        saved.restore_random(self._ranks.rank)
         self._round()
