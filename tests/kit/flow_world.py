@@ -98,6 +98,10 @@ class Plan:
 
     def config(self) -> RunConfig:
         """The run's configuration."""
+        return RunConfig.model_validate(self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """What ``run.toml`` would say."""
         policies: dict[str, Any] = {}
         for i, p in enumerate(self.policies):
             trainer = {"batch_groups": p.batch, "max_steps": p.max_steps, "last_batch": p.last}
@@ -119,19 +123,17 @@ class Plan:
             "retries": self.retries,
             "pacing": self.pacing,
         }
-        return RunConfig.model_validate(
-            {
-                "run": {"id": "world", "group_partitions": self.parts, "inboxes": 4, "lanes": 2},
-                "rollout": {
-                    "task_deadline_seconds": self.task_deadline_s,
-                    "group_deadline_seconds": self.group_deadline_s,
-                },
-                "eval": {"dataset": "none" if self.heldout else "", "every": self.eval_every},
-                "policies": policies,
-                "streams": {"main": stream},
-                "operators": [{"type": "dynamic_sampling"}] if self.zero_variance >= 0 else [],
-            }
-        )
+        return {
+            "run": {"id": "world", "group_partitions": self.parts, "inboxes": 4, "lanes": 2},
+            "rollout": {
+                "task_deadline_seconds": self.task_deadline_s,
+                "group_deadline_seconds": self.group_deadline_s,
+            },
+            "eval": {"dataset": "none" if self.heldout else "", "every": self.eval_every},
+            "policies": policies,
+            "streams": {"main": stream},
+            "operators": [{"type": "dynamic_sampling"}] if self.zero_variance >= 0 else [],
+        }
 
 
 def random_plan(seed: int) -> Plan:
@@ -269,8 +271,8 @@ class World:
         """Violations that show while the run is played."""
         self.stats: Counter[str] = Counter()
         self.down_until = self.store_down_until = 0
-        self.workers: list[Worker] = []
-        self.trainers = [Trainer(self, i, p) for i, p in enumerate(plan.policies)]
+        self.workers: list[Any] = []
+        self.trainers: list[Any] = [self.make_trainer(i, p) for i, p in enumerate(plan.policies)]
         self.incarnations: Counter[str] = Counter()
         self.stuck: dict[tuple[str, int], tuple[tuple[str, int], int]] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -286,6 +288,14 @@ class World:
     def make_driver(self, stages: Mapping[str, StageFactory]) -> Any:
         """What runs the stages and keeps the topics."""
         return TopologyDriver(self.config, stages)
+
+    def make_worker(self, number: int) -> Any:
+        """A rollout worker."""
+        return Worker(self, number)
+
+    def make_trainer(self, policy: int, plan: PolicyPlan) -> Any:
+        """Who trains a policy."""
+        return Trainer(self, policy, plan)
 
     # ------------------------------------------------------------------------------------------------ time
 
@@ -409,7 +419,7 @@ class World:
 
     def start_worker(self, number: int) -> None:
         """A new incarnation of a worker."""
-        self.workers.append(Worker(self, number))
+        self.workers.append(self.make_worker(number))
 
     # ------------------------------------------------------------------------------------------------ faults
 

@@ -124,9 +124,7 @@ class SimProducer:
 
     def _dispatch(self, place: Place, rows: list[tuple[Row, Report | None]]) -> None:
         self._backlog[place] = []
-        sequence = self._sequence.get(place, 0)
-        self._sequence[place] = sequence + len(rows)
-        self._deliver(place, rows, sequence, self._generation)
+        self._deliver(place, rows, self._generation)
 
     def _next(self, place: Place) -> None:
         """The batch under way has ended; send what waited behind it."""
@@ -134,18 +132,18 @@ class SimProducer:
         if waiting:
             self._dispatch(place, waiting)
 
-    def _deliver(self, place: Place, rows: list[tuple[Row, Report | None]], sequence: int, generation: int) -> None:
+    def _deliver(self, place: Place, rows: list[tuple[Row, Report | None]], generation: int) -> None:
         def arrive() -> None:
             if generation != self._generation or self._fatal is not None or self._abortable is not None:
                 self._acknowledged(generation)
                 self._next(place)
                 return
             try:
-                offset = self._append(place, [row for row, _ in rows], sequence)
+                offset = self._append(place, [row for row, _ in rows])
             except BrokerError as error:
                 found = sorted_error(error)
                 if found is None:
-                    self._cluster.time.at(_RETRY, lambda: self._deliver(place, rows, sequence, generation))
+                    self._cluster.time.at(_RETRY, lambda: self._deliver(place, rows, generation))
                     return
                 self._take_error(found)
                 self._acknowledged(generation)
@@ -156,7 +154,7 @@ class SimProducer:
 
         self._cluster.later(self._process, arrive)
 
-    def _append(self, place: Place, rows: list[Row], sequence: int) -> int:
+    def _append(self, place: Place, rows: list[Row]) -> int:
         cluster = self._cluster
         broker, log = cluster.broker, cluster.views[place].log
         wall_ms = cluster.time.wall_ms()
@@ -169,10 +167,13 @@ class SimProducer:
             )  # fmt: skip
             self._added.add(place)
         broker.transactions.check_produce(self._id, self.producer_id, self.epoch, position)
+        first = self._sequence.get(place, 0)
         batch = build_batch(
-            rows, wall_ms=wall_ms, producer=self.producer_id, epoch=self.epoch, sequence=sequence, transactional=True
+            rows, wall_ms=wall_ms, producer=self.producer_id, epoch=self.epoch, sequence=first, transactional=True
         )
-        return log.append(batch, wall_ms)
+        offset = log.append(batch, wall_ms)
+        self._sequence[place] = first + len(rows)
+        return offset
 
     def _acknowledged(
         self,

@@ -76,6 +76,7 @@ class SimTime:
     def me(self) -> SimProcess:
         """The process whose code runs."""
         assert self.current is not None, "only a process may wait"
+        assert self.current.thread is threading.current_thread(), "a helper thread must not wait in virtual time"
         return self.current
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
@@ -156,7 +157,11 @@ class SimProcess:
         """Client calls so far, each counted before and after its effect."""
         self.kill_at = -1
         """The step at which it dies."""
+        self.freeze_at: tuple[int, float] | None = None
+        """The step at which it is frozen, and for how many seconds."""
         self.error: BaseException | None = None
+        self.children: list[SimProcess] = []
+        """Its threads, which whoever kills it kills too."""
         self.go = threading.Lock()
         self.go.acquire()
         self._main, self._done = main, done
@@ -222,6 +227,10 @@ class SimProcess:
             self.killed = True
         self.steps += 1
         self.check()
+        if self.freeze_at is not None and self.steps > self.freeze_at[0]:
+            (_, seconds), self.freeze_at = self.freeze_at, None
+            self.freeze(seconds)
+            self.block(seconds)
 
     def kill(self) -> None:
         """kill -9."""

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from flow_world import Plan, World
+from flow_check import violations
+from flow_world import Plan, PolicyPlan, World
 from sim_cluster import SimCluster, SimConnection, cheap_checksums
+from sim_store import Objects, SimStore
 from sim_time import Killed, SimProcess, SimStop, SimTime, SimWatchdog, virtual_time
 
 from headrace.connectors import kafka, transaction
@@ -53,7 +55,25 @@ class ClusterPlan(Plan):
     """Instances of every sub-topology."""
     latency: tuple[float, float] = (0.0005, 0.004)
     kill_steps: dict[str, int] = field(default_factory=dict)
-    """Operator (``stage.instance``) to the client call at which its first process dies."""
+    """Process (``stage.instance`` or ``trainer.policy``) to the client call at which the first of its name dies."""
+    real_workers: bool = False
+    """Rollout workers are the real ones with the scripted engine; they need the real trainer's weights."""
+    put_s: tuple[float, float] = (0.005, 0.1)
+    """Seconds of a call of the object store."""
+    folder: str = ""
+    """Where checkpoints go: the real trainer trains, with a toy step. Empty: a scripted one."""
+
+    def settings(self) -> dict[str, Any]:
+        """What ``run.toml`` would say."""
+        out = super().settings()
+        if self.real_workers:
+            out["rollout"] |= {"engine": "scripted", "slots": self.slots, "poll_seconds": 2.0}
+            out["rollout"]["options"] = {"step_seconds": self.task_ms / 8000, "mean_length": 8}
+        if self.folder:
+            out["run"]["folder"] = self.folder
+            for policy, plan in zip(out["policies"].values(), self.policies, strict=True):
+                policy["trainer"] |= {"checkpoint_every": plan.checkpoint_every, "checkpoint_beside": False}
+        return out
 
 
 class ClusterDriver:
@@ -156,7 +176,7 @@ class Operator:
         self.stop = stop = SimStop(driver.time)
 
         def main() -> None:
-            connection = SimConnection(driver.cluster)
+            connection = SimConnection(driver.cluster).patient(stop.is_set)
             Worker(
                 connection, driver.config, self.sub, self.instance, driver.stages[self.sub], stop=stop,
                 watchdog=SimWatchdog(connection.answers), clock=driver.time.wall_ms,
@@ -213,9 +233,49 @@ class ClusterWorld(World):
 
     plan: ClusterPlan
 
+    def __init__(self, plan: ClusterPlan, stages: Mapping[str, StageFactory] | None = None) -> None:
+        self.objects = Objects()
+        super().__init__(plan, stages)
+
+    def make_trainer(self, policy: int, plan: PolicyPlan) -> Any:
+        """The real one when there is a folder for its checkpoints."""
+        if not self.plan.folder:
+            return super().make_trainer(policy, plan)
+        from sim_trainer import RealTrainer
+
+        return RealTrainer(self, policy, plan)
+
+    def make_worker(self, number: int) -> Any:
+        """The real one when the plan says so."""
+        if not self.plan.real_workers:
+            return super().make_worker(number)
+        from sim_rollout import RealWorker
+
+        return RealWorker(self, number)
+
+    def begin(self) -> None:
+        """Start everybody."""
+        if self.plan.real_workers:
+            from sim_rollout import run_manifest
+
+            self.driver.append("run", run_manifest(self), key=b"manifest")
+        super().begin()
+
+    def violations(self) -> list[str]:
+        """Every breach of an invariant, of topics, stores and weights."""
+        bad = violations(self)
+        if self.plan.folder:
+            from sim_trainer import trainer_violations
+
+            for trainer in self.trainers:
+                bad += trainer_violations(trainer, self.finished())
+        return bad
+
     def make_driver(self, stages: Mapping[str, StageFactory]) -> ClusterDriver:
         """Real workers on a simulated cluster."""
-        return ClusterDriver(self.plan, self.config, stages)
+        driver = ClusterDriver(self.plan, self.config, stages)
+        self.store = SimStore(driver.time, self.objects, lambda: driver.cluster.rng.uniform(*self.plan.put_s))
+        return driver
 
     def at(self, delay: float, what: Callable[[], None]) -> None:
         """Do something later."""
@@ -246,6 +306,15 @@ class ClusterWorld(World):
         with ExitStack() as stack:
             stack.enter_context(cheap_checksums())
             stack.enter_context(virtual_time(self.driver.time, timed_modules()))
+            if self.plan.folder:
+                import sim_trainer
+
+                stack.enter_context(sim_trainer.toy_parts())
+                stack.enter_context(virtual_time(self.driver.time, sim_trainer.MODULES))
+            if self.plan.real_workers:
+                import sim_rollout
+
+                stack.enter_context(sim_rollout.rollout_parts(self))
             task.Task.commit = compared  # type: ignore[method-assign]
             stack.callback(setattr, task.Task, "commit", commit)
             yield
@@ -271,6 +340,23 @@ class ClusterWorld(World):
             self.driver.cluster.kill(seconds)
         else:
             self.driver.cluster.stop_for(seconds)
+
+    def fault_store(self, _live: Any) -> None:
+        """The object store is away."""
+        until = self.driver.time.now + self.rng.choice([1, 5, 20])
+        self.store.down_until = max(self.store.down_until, until)
+        self.store_down_until = self.start_ms + round((self.store.down_until - 1000) * 1000)
+
+    def fault_trainer(self, live: Any) -> None:
+        """A trainer dies in its next calls, or stands still."""
+        if self.plan.folder and self.rng.random() < 0.7:
+            self.rng.choice(self.trainers).die_soon()
+        else:
+            super().fault_trainer(live)
+
+    def fault_zombie(self, _live: Any) -> None:
+        """A trainer stands still and has a successor."""
+        self.rng.choice(self.trainers).zombie()
 
     def fault_operator_freeze(self, _live: Any) -> None:
         """An operator stands still, for up to longer than its transaction and its session may last."""
