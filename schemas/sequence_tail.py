@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import fastavro
+import numpy as np
 
 from headrace.schemas.errors import UndecodableRecord
 from headrace.schemas.parts import Sequence
@@ -17,6 +18,8 @@ from headrace.schemas.parts import Sequence
 __all__ = ("SequenceTail",)
 
 _FIELD = "sequences"
+_ARRAYS = ("versions", "mask", "logprobs", "tokens")
+"""Arrays of a Sequence from the last to the first."""
 
 
 class SequenceTail:
@@ -56,6 +59,7 @@ class SequenceTail:
                 begin, at = at, stream.tell()
                 if not sequence.extras:  # a dictionary could be changed afterwards; everything else is immutable
                     sequence.keep_wire(view[begin:at])
+                    _share(sequence, view, at - 1)
                 sequences.append(sequence)
         stream.seek(at)
         return data, sequences
@@ -67,6 +71,19 @@ class SequenceTail:
         if not wires or None in wires:
             return None
         return [_write_long(len(wires)), *(wire for wire in wires if wire is not None), b"\0"]
+
+
+def _share(sequence: Sequence, view: memoryview, end: int) -> None:
+    """Let the arrays of a sequence be views of the value that it keeps anyway; they end before its (empty) extras."""
+    for name in _ARRAYS:
+        array = getattr(sequence, name)
+        start = end - array.nbytes
+        length = _write_long(array.nbytes)
+        if view[start - len(length) : start] != length:
+            return  # a writer that says lengths in more bytes than it needs: the copies will do
+        if array.size:
+            object.__setattr__(sequence, name, np.frombuffer(view, array.dtype, array.size, start))
+        end = start - len(length)
 
 
 def _read_long(value: bytes, at: int) -> tuple[int, int]:

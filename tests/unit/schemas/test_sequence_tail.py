@@ -125,6 +125,25 @@ def test_copies_and_pickles_forget_the_bytes() -> None:
         assert to_plain(twin) == to_plain(read)
 
 
+def test_arrays_with_kept_bytes_lie_in_them_and_cost_no_memory_of_their_own() -> None:
+    value = encode(partial(sequence(300), sequence(0), sequence(1), sequence(65)))
+    whole = np.frombuffer(value, "uint8")
+    for read, plain in zip(decode(value, keep_wire=True).sequences, decode(value).sequences, strict=True):  # type: ignore[union-attr]
+        for name in ("tokens", "logprobs", "mask", "versions"):
+            kept_array, own = getattr(read, name), getattr(plain, name)
+            assert kept_array.dtype == own.dtype and kept_array.tobytes() == own.tobytes()
+            assert not own.size or np.shares_memory(kept_array, whole)
+            assert not np.shares_memory(own, whole)
+
+
+def test_a_length_said_in_more_bytes_than_needed_is_read_all_the_same() -> None:
+    value = encode(partial(sequence(3)))
+    wire = bytes(kept(partial(sequence(3))).sequences[0].wire)
+    padded = wire[:-14] + b"\x98\x00" + wire[-13:]  # 12 bytes of versions, their length in two bytes
+    read = decode(value.replace(wire, padded), keep_wire=True)
+    assert to_plain(read) == to_plain(partial(sequence(3)))
+
+
 def test_only_records_that_end_with_sequences_have_a_tail() -> None:
     with_tail = {cls.__name__ for cls in (Trajectory, Partial, Member, Item)}
     assert {n for n in codec.RECORD_TYPES if SequenceTail.ends(packaged_schema(n))} == with_tail
