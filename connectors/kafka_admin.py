@@ -157,7 +157,7 @@ def offsets_at(
     """
     spec: OffsetSpec
     if isinstance(which, int):
-        spec = OffsetSpec.for_timestamp(which)  # type: ignore[no-untyped-call]
+        spec = OffsetSpec.for_timestamp(which)
     else:
         spec = OffsetSpec.earliest() if which == "earliest" else OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic_name(run, topic), p): spec for topic, p in places}

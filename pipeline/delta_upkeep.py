@@ -43,7 +43,12 @@ def _work(given: argparse.Namespace, stop: StopSignal) -> int | None:
     store = open_store(config.store, config.run_folder())
     if given.task == "compact":
         compactors = [Compactor(store, config.run.id, name) for name in config.policy_names()]
-        in_rounds(config.store.compact_seconds, stop, lambda: [merge_due(one, stop.is_set, _say) for one in compactors])
+
+        def compact_all() -> None:
+            for one in compactors:
+                merge_due(one, stop.is_set, _say)
+
+        in_rounds(config.store.compact_seconds, stop, compact_all)
         return None
     connection = Connection.of(config.kafka, config.run.id, given.bootstrap or None)
     connection.wait_for_broker(stopped=stop.is_set)

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from numpy.typing import NDArray
 
 from headrace.connectors.stores.chain import Chain, Link
+from headrace.connectors.stores.fenced import FencedStore
 from headrace.connectors.stores.image import load_image
 from headrace.connectors.stores.sparsity import changed_by_role
 from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreError
@@ -121,6 +122,9 @@ class VersionCommits:
             with suppress(AlreadyExists):
                 self._store.put(keys.layout(self._layout.digest), self._layout.to_bytes(), create_only=True)
             self._layout_stored = True
+        if isinstance(self._store, FencedStore) and manifest.parent >= 0:
+            parent = self.chain.link(manifest.parent, manifest.parent_sha256).manifest
+            self._store.mend(keys.manifest(parent.version), parent.to_bytes()[0])
         try:
             self._store.put(keys.manifest(manifest.version), body, create_only=True)
         except AlreadyExists:

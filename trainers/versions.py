@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.stores.fenced import FencedStore
 from headrace.connectors.stores.image import load_image
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.delta_layout import Layout
@@ -22,7 +23,7 @@ from headrace.trainers.patience import patiently
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.sharded_publisher import ShardedPublisher
 from headrace.trainers.step_log import StepLog
-from headrace.trainers.step_to_delta import DeltaPublisher, VersionTaken
+from headrace.trainers.step_to_delta import DeltaPublisher, Kind, VersionTaken
 
 __all__ = ("Versions", "copied", "head_record")
 
@@ -49,7 +50,9 @@ class Versions:
     """Publishes the versions of one policy. ``head`` is the newest committed version, None before version 0.
 
     Without ``ranks`` only rank 0 has one, and gives it whole weights. With them every rank has one (``log`` on rank 0
-    alone), gives it its shards, and calls ``publish`` and ``share_head`` together with the others.
+    alone), gives it its shards, and calls ``publish`` and ``share_head`` together with the others. fenced: the store
+    ignores conditions, so every commit in it is preceded by one in Kafka. kind: what every version consists of (see
+    ``DeltaPublisher.publish``); adapters are ``full``, small and without a history.
     """
 
     def __init__(
@@ -66,7 +69,10 @@ class Versions:
         stop: StopSignal,
         ranks: Ranks | None = None,
         kernels: Kernels | None = None,
+        fenced: bool = False,
+        kind: Kind = None,
     ) -> None:
+        store = FencedStore(store, self._refuse_successor) if fenced else store
         layout = _layout_of(shapes)
         self._publisher: DeltaPublisher | ShardedPublisher
         if ranks is None:
@@ -77,6 +83,8 @@ class Versions:
             )
         self._commits, self._ranks = self._publisher.commits, ranks
         self._log, self._policy, self._stop = log, policy, stop
+        self._offsets: Mapping[int, int] = {}
+        self._kind = kind
         self.head: CommittedVersion | None = None
 
     def read_head(self) -> Point | None:
@@ -97,10 +105,12 @@ class Versions:
         taken, both only after a Kafka commit has shown that this trainer is not fenced.
         """
         publish: Callable[..., CommittedVersion] = self._publisher.publish
+        self._offsets = offsets
         while True:
             parent = self.head
             version = parent.version + 1 if parent else 0
-            call = partial(publish, weights, version=version, lineage=lineage, batch=batch, parent=parent)
+            same = {"version": version, "lineage": lineage, "batch": batch, "parent": parent, "kind": self._kind}
+            call = partial(publish, weights, **same)
             try:
                 self.head = patiently(call, self._stop, self._ranks)
                 return self.head
@@ -112,6 +122,11 @@ class Versions:
                 head = self.head
                 if head is not None and (head.lineage, head.batch) == (lineage, batch):
                     return head
+
+    def _refuse_successor(self) -> None:
+        """Show by a Kafka commit that this is still the trainer. Raises Superseded."""
+        if self._log is not None:
+            self._log.commit([], self._offsets)
 
     def weights(self) -> Weights:
         """The weights of the head as the store has them, in the memory of this process."""

@@ -30,12 +30,12 @@ __all__ = ("WeightWorker", "read_back")
 
 
 @dataclass
-class InitInfo(WeightTransferInitInfo):
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing has to be agreed on before the first update."""
 
 
 @dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """An update as ``vllm_weights.HandOver.prepare`` wrote it.
 
     path: a safetensors file with ``NAME#new`` (values) and, where only some changed, ``NAME#at`` (flat positions).
@@ -49,7 +49,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     digests: dict[str, str] = field(default_factory=dict)
 
 
-class Weights(WeightTransferEngine[InitInfo, UpdateInfo]):
+class Weights(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
     """The weight transfer backend ``headrace``."""
 
     init_info_cls = InitInfo
@@ -113,10 +113,11 @@ class WeightWorker:
         return dict(_digests(model, shapes, dtypes))
 
 
-def read_back(model: torch.nn.Module, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
+def read_back(model: Any, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
     """A checkpoint tensor as the model has it loaded; None when it is not wholly in this worker.
 
-    The model's own loader is run with every final copy turned round: from the parameter into the checkpoint tensor.
+    model: a module of vLLM's with ``load_weights``, which is run with every final copy turned round: from the parameter
+    into the checkpoint tensor.
     """
     scratch = torch.full(shape, float("nan"), dtype=getattr(torch, dtype))
     real = torch.Tensor.copy_
@@ -134,9 +135,7 @@ def read_back(model: torch.nn.Module, name: str, shape: tuple[int, ...], dtype: 
     return None if bool(torch.isnan(scratch).any()) else scratch
 
 
-def _digests(
-    model: torch.nn.Module, shapes: dict[str, list[int]], dtypes: dict[str, str]
-) -> Iterator[tuple[str, str]]:
+def _digests(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Iterator[tuple[str, str]]:
     for name, shape in shapes.items():
         found = read_back(model, name, tuple(shape), dtypes[name])
         if found is not None:

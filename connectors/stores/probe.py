@@ -80,7 +80,8 @@ def require_create_only(store: ObjectStore, *, writers: int = 16, rounds: int = 
             f"{store.url}: the store does not keep create-only puts (If-None-Match: *): of {result.writers} racing "
             f"writers up to {result.most_winners} were told that they won, in {result.foreign_bodies} of "
             f"{result.rounds} rounds another object stayed than the winner's. Two trainers could then commit the same "
-            "weight version. Take a store with conditional writes (AWS S3, R2, versitygw, SeaweedFS, a local folder)."
+            "weight version. Take a store with conditional writes (AWS S3, R2, versitygw, SeaweedFS, a local folder), "
+            'or set store.conditional_writes = "fence" to let Kafka keep a replaced trainer out.'
         )
     return result
 

@@ -1,4 +1,4 @@
-"""A real S3 server that ignores conditional writes (rclone serve s3): found, refused, and never a source of errors."""
+"""A real S3 server that ignores conditional writes (rclone serve s3): found, refused or fenced, and never wrong."""
 
 import shutil
 import socket
@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.connectors.stores.chain import Chain
+from headrace.connectors.stores.fenced import FencedStore
 from headrace.connectors.stores.probe import open_for_commits, probe_create_only
 from headrace.connectors.stores.s3 import S3Store
-from headrace.connectors.stores.store import NoSuchKey, StoreRefused, StoreUnavailable
-from headrace.pipeline.delta_to_worker import WeightReader
+from headrace.connectors.stores.store import AlreadyExists, NoSuchKey, StoreRefused, StoreUnavailable
+from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
 from headrace.schemas.config import StoreConfig
 from headrace.schemas.delta_layout import DeltaError, Layout
+from headrace.schemas.delta_manifest import CommittedVersion
+from headrace.schemas.errors import Superseded
 from headrace.trainers.step_to_delta import DeltaPublisher, VersionTaken
 
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
@@ -107,3 +111,64 @@ def test_writers_that_overwrite_each_other_never_make_a_reader_wrong(store: S3St
         for one in running:
             one.result()
     assert seen
+
+
+def fenced_weights(seed: int) -> dict[str, np.ndarray]:
+    return {"w": np.random.default_rng(seed).integers(0, 1 << 16, (64, 32), np.uint16)}
+
+
+def test_with_fencing_a_replaced_writer_commits_nothing_and_what_it_overwrote_is_put_back(store: S3Store) -> None:
+    """Epochs stand for Kafka's: the newest writer passes the check. One old writer is stopped before it, one after."""
+    layout = Layout.of(fenced_weights(0), {"w": "bfloat16"}, segment_bytes=512)
+    epoch = [1]
+
+    class Writer:
+        def __init__(self) -> None:
+            self.epoch, self.stalls = epoch[0], lambda: None
+            self.publisher = DeltaPublisher(FencedStore(store, self.check), "fence", "main", layout, full_every=30)
+
+        def check(self) -> None:
+            if self.epoch != epoch[0]:
+                raise Superseded("another writer has taken over")
+            self.stalls()
+
+        def publish(self, version: int) -> CommittedVersion:
+            head = self.publisher.baseline or self.publisher.head()
+            return self.publisher.publish(
+                fenced_weights(version + 100 * self.epoch), version=version, lineage=self.epoch, batch=0, parent=head
+            )
+
+    first = Writer()
+    first.publish(0)
+    late = Writer()
+    late.publisher.load_baseline(0)
+    epoch[0] = 2
+    second = Writer()
+    with pytest.raises(Superseded):
+        late.publish(1)
+    second.publish(1)
+
+    epoch[0] = 3
+    third, stalled = Writer(), Writer()
+    stalled.publisher.load_baseline(1)
+
+    def meanwhile() -> None:
+        """The stalled writer has passed the check; its successor commits version 2, then it wakes up."""
+        stalled.stalls = lambda: None
+        epoch[0] = 4
+        third.epoch = 4
+        third.publish(2)
+
+    stalled.stalls = meanwhile
+    stalled.publish(2)
+    mine = third.publisher.baseline
+    assert mine is not None
+    assert mine.manifest_sha256 != Chain(store, "fence", "main").committed(2).manifest_sha256, "it was overwritten"
+    third.publish(3)
+    reader = WeightReader(store, "fence", "main")
+    reader.fetch()
+    assert reader.snapshot().version.lineage == 4
+    assert np.array_equal(reader.snapshot().weights["w"], fenced_weights(403)["w"])
+    with pytest.raises(AlreadyExists):
+        FencedStore(store, lambda: None).put("runs/fence/main/manifest/000000000003.json", b"", create_only=True)
+    assert not [one.problem for one in verify_chain(store, "fence", "main") if one.problem]

@@ -13,6 +13,7 @@ from headrace.connectors.kafka import Connection, Consumer
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.store import ObjectStore, StoreUnavailable
+from headrace.pipeline.delta_to_worker import WeightReader
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.errors import Superseded
 from headrace.schemas.records import Head, Rollback, Stop
@@ -60,9 +61,9 @@ def weights(value: float) -> dict[str, np.ndarray]:
     return {"w": bits.astype(np.uint16).reshape(8, 8)}
 
 
-def versions_of(store: ObjectStore, log: StepLog, run: str) -> Versions:
+def versions_of(store: ObjectStore, log: StepLog, run: str, **more: Any) -> Versions:
     shapes = {name: array.shape for name, array in weights(0).items()}
-    return Versions(store, log, run=run, name="main", policy=0, shapes=shapes, full_every=20, stop=StopSignal())
+    return Versions(store, log, run=run, name="main", policy=0, shapes=shapes, full_every=20, stop=StopSignal(), **more)
 
 
 def test_records_and_offsets_are_one_transaction(fed: Feed, log_of: Any) -> None:
@@ -142,3 +143,32 @@ class Flaky(LocalStore):
 def test_publishing_waits_for_the_store(fed: Feed, log_of: Any, tmp_path: Path) -> None:
     versions = versions_of(Flaky(tmp_path / "s"), log_of(), fed.config.run.id)
     assert versions.publish(weights(0), lineage=0, batch=0, offsets=OFFSETS).version == 0
+
+
+def test_on_a_store_without_conditions_kafka_keeps_a_replaced_trainer_out(
+    fed: Feed, log_of: Any, tmp_path: Path
+) -> None:
+    class Ignores(LocalStore):
+        def put(self, key: str, data: bytes | bytearray | memoryview, *, create_only: bool = False) -> None:
+            super().put(key, data)
+
+    store, run = Ignores(tmp_path), fed.config.run.id
+    old = versions_of(store, log_of(), run, fenced=True)
+    old.publish(weights(0), lineage=0, batch=0, offsets=OFFSETS)
+    new = versions_of(store, log_of(), run, fenced=True)
+    new.read_head()
+    with pytest.raises(Superseded):
+        old.publish(weights(1), lineage=0, batch=1, offsets=OFFSETS)
+    assert new.publish(weights(2), lineage=0, batch=1, offsets=OFFSETS).version == 1
+    assert np.array_equal(new.weights()["w"], weights(2)["w"])
+
+
+def test_adapters_are_fulls_without_a_history(fed: Feed, log_of: Any, tmp_path: Path) -> None:
+    store, run = LocalStore(tmp_path), fed.config.run.id
+    versions = versions_of(store, log_of(), run, kind="full")
+    for batch in range(3):
+        assert versions.publish(weights(batch), lineage=0, batch=batch, offsets=OFFSETS).kind == "full"
+    assert list(store.list(f"runs/{run}/main/delta/")) == []
+    reader = WeightReader(store, run, "main")
+    assert reader.fetch().hops == 1
+    assert np.array_equal(reader.snapshot().weights["w"], weights(2)["w"])
