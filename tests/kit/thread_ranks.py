@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -28,14 +28,14 @@ class ThreadRanks(Ranks):
     def __init__(self, rank: int, meeting: Meeting) -> None:
         super().__init__(rank, len(meeting.slots))
         self.device = torch.device("cpu")
-        self._meeting = meeting
+        self.meeting = meeting
 
     def gather(self, value: T) -> list[T]:
         """See ``Ranks``."""
-        self._meeting.slots[self.rank] = value
-        self._meeting.barrier.wait()
-        found = list(self._meeting.slots)
-        self._meeting.barrier.wait()
+        self.meeting.slots[self.rank] = value
+        self.meeting.barrier.wait()
+        found = list(self.meeting.slots)
+        self.meeting.barrier.wait()
         return found
 
     def broadcast(self, value: T | None) -> T:
@@ -49,25 +49,34 @@ class ThreadRanks(Ranks):
         x.copy_(torch.stack(parts).sum(0))
 
 
-def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
-    """What ``work`` gives on each rank. Raises what any of them raises."""
-    meeting, out, errors = Meeting(size), [None] * size, []
+def ranks_of(size: int) -> list[ThreadRanks]:
+    """So many ranks that meet each other."""
+    meeting = Meeting(size)
+    return [ThreadRanks(rank, meeting) for rank in range(size)]
 
-    def run(rank: int) -> None:
+
+def together(ranks: Sequence[ThreadRanks], work: Callable[[ThreadRanks], T]) -> list[T]:
+    """What ``work`` gives on each rank, all at once. Raises what any of them raises."""
+    out: list[Any] = [None] * len(ranks)
+    errors: list[Exception] = []
+
+    def run(one: ThreadRanks) -> None:
         try:
-            out[rank] = work(ThreadRanks(rank, meeting))  # type: ignore[call-overload]
+            out[one.rank] = work(one)
         except Exception as error:  # the seam of a thread: it is raised again in the test
             errors.append(error)
-            meeting.barrier.abort()
+            one.meeting.barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(one,)) for one in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-    if errors:
-        raise errors[0]
-    return out  # type: ignore[return-value]
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    return out
+
+
+def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
+    """``together`` on so many new ranks."""
+    return together(ranks_of(size), work)
