@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "broker": ("headrace.pipeline.cli.broker", "The local broker by itself"),
     "kafka": ("headrace.pipeline.cli.kafka", "Apache Kafka on this machine without containers; rights and logins"),
     "schema": ("headrace.pipeline.cli.schema", "Schemas of the records in a schema registry"),
+    "janitor": ("headrace.pipeline.cli.janitor", "Delete what finished and orphaned runs left behind"),
     "doctor": ("headrace.pipeline.cli.doctor", "Check this machine, the broker and the object store"),
     "version": ("headrace.pipeline.cli.version", "Print the version"),
 }
