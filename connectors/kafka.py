@@ -20,7 +20,7 @@ from headrace.connectors import kafka_admin
 from headrace.connectors.kafka_errors import PASSING, BrokerUnreachable, ErrorLog, MissingTopic, explain
 from headrace.schemas.codec import decode
 from headrace.schemas.config import KafkaConfig
-from headrace.schemas.errors import ConfigurationError, RecordTooLarge, UndecodableRecord
+from headrace.schemas.errors import ConfigurationError, RecordTooLarge, Stopping, UndecodableRecord
 from headrace.schemas.ids import check_run_id, topic_name, unprefixed
 from headrace.schemas.parts import Source
 from headrace.schemas.records import Record
@@ -245,7 +245,7 @@ class Connection:
         """Return once a broker answers, or ``stopped`` says so; says every few seconds what is waited for.
 
         ``timeout`` is in seconds; without it a patient connection waits as long as its patience, others 30 s. ``what``
-        says what for. Raises BrokerUnreachable at its end, LoginRefused at once.
+        says what for. Raises BrokerUnreachable at its end, LoginRefused at once; Stopping on a patient connection.
         """
         timeout = timeout if timeout is not None else self.patience or 30.0
         stopped = stopped or self.stopped
@@ -273,6 +273,12 @@ class Connection:
                     self.bootstrap, what and f", {what}", reason, began + timeout - now,
                 )  # fmt: skip
             time.sleep(0.05)
+        self._refuse_when_stopped()
+
+    def _refuse_when_stopped(self) -> None:
+        """Raise Stopping on a patient connection of a process that must stop: it asks for nothing more."""
+        if self.patience and self.stopped():
+            raise Stopping(f"stopped while waiting for Kafka at {self.bootstrap}")
 
     def answers(self, timeout: float = 1.0) -> bool:
         """True when a broker answers within ``timeout`` seconds."""
@@ -354,7 +360,8 @@ class Connection:
                 message = consumer.poll(0.2)
                 if message is None:
                     quiet = time.monotonic() - quiet_since
-                    if quiet > max(timeout, self.patience) or self.stopped():
+                    self._refuse_when_stopped()
+                    if quiet > max(timeout, self.patience):
                         raise BrokerUnreachable(
                             f"reading {self.topic(topic)} at {self.bootstrap}: nothing came for {quiet:.0f} s; "
                             f"{consumer.errors.last() or 'no error was reported'}"
@@ -408,7 +415,7 @@ class Connection:
                 self._admin_errors.raise_refused(self.bootstrap)
                 explained = explain(error, what, self.bootstrap, self._admin_errors)
                 left = until - time.monotonic()
-                if not isinstance(explained, BrokerUnreachable) or left <= 0 or self.stopped():
+                if not isinstance(explained, BrokerUnreachable) or left <= 0:
                     raise explained from error
             self.wait_for_broker(left, what=what)
 

@@ -20,6 +20,7 @@ from headrace.schemas.errors import (
     EXIT_SUPERSEDED,
     ConfigurationError,
     HeadraceError,
+    Stopping,
     Superseded,
 )
 
@@ -92,6 +93,9 @@ def exit_with(main: Callable[[], int | None]) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"configuration error: {error}\n")
         return EXIT_CONFIGURATION
+    except Stopping as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_OK
     except Superseded as error:
         sys.stderr.write(f"superseded: {error}\n")
         return EXIT_SUPERSEDED

@@ -6,6 +6,7 @@
     |-- UndecodableRecord (ValueError)    bytes on a topic that are not one of our records
     |-- RecordTooLarge (InvalidRecord)    a record over the topic's limit that could not be offloaded
     |-- Superseded                        another process with the same name has taken over; this one must exit
+    |-- Stopping                          the process was asked to stop while it waited; nothing is wrong
 
 Every message says what happened, where, and what to do. A process ends with ``EXIT_CONFIGURATION`` when a restart
 cannot help; a supervisor gives up on it at once.
@@ -20,6 +21,7 @@ __all__ = (
     "HeadraceError",
     "InvalidRecord",
     "RecordTooLarge",
+    "Stopping",
     "Superseded",
     "UndecodableRecord",
 )
@@ -54,3 +56,7 @@ class UndecodableRecord(HeadraceError, ValueError):
 
 class Superseded(HeadraceError):
     """Another process with the same instance name has taken over; the holder of this error must exit."""
+
+
+class Stopping(HeadraceError):
+    """The process was asked to stop while it waited for something; it ends as one that has nothing left to do."""

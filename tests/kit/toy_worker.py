@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headrace.connectors.kafka import Connection
@@ -27,21 +27,22 @@ from headrace.schemas.topics import partition_counts
 PARTITIONS = 4
 
 
-def toy_config(run: str, settings: dict[str, str] | None = None) -> RunConfig:
-    """A run of one policy."""
+def toy_config(run: str, settings: dict[str, str] | None = None, **runtime: object) -> RunConfig:
+    """A run of one policy; ``runtime`` are keys of ``[runtime]``."""
     return RunConfig.model_validate(
         {
             "run": {"id": run, "group_partitions": PARTITIONS, "inboxes": 4, "lanes": 2},
             "kafka": KafkaConfig(settings=settings or {}),
+            "runtime": {"standby": [], **runtime},
             "policies": {"main": {"model": "none"}},
             "streams": {"main": {"dataset": "none"}},
         }
     )
 
 
-def make_run(bootstrap: str, settings: dict[str, str] | None = None) -> tuple[RunConfig, Connection]:
+def make_run(bootstrap: str, settings: dict[str, str] | None = None, **runtime: object) -> tuple[RunConfig, Connection]:
     """A new run with its topics."""
-    config = toy_config(f"toy-{uuid.uuid4().hex[:8]}", settings)
+    config = toy_config(f"toy-{uuid.uuid4().hex[:8]}", settings, **runtime)
     connection = Connection.of(config.kafka, config.run.id, bootstrap)
     connection.wait_for_broker(30)
     connection.ensure_topics(partition_counts(["main"], groups=PARTITIONS, inboxes=4, lanes=2))
@@ -98,6 +99,18 @@ class Chain:
         context.emit("groups", record, partition=0)
 
 
+class Pile(Chain):
+    """Keeps every record under a key of its own, so that its changelog has an entry for each."""
+
+    watch: Callable[[int], None] = staticmethod(lambda _task: None)
+    """Told the task of every record."""
+
+    def process(self, received: Received, context: Context) -> None:
+        super().process(received, context)
+        context.store().put(b"record %d" % received.offset, bytes(200))
+        self.watch(self.partition)
+
+
 def send(connection: Connection, topic: str, records: list[tuple[int, Record | bytes]]) -> None:
     """Write records (partition, record or raw bytes) and wait until they are acknowledged."""
     producer = connection.producer("feed", linger_ms=0)
@@ -108,8 +121,9 @@ def send(connection: Connection, topic: str, records: list[tuple[int, Record | b
     assert producer.flush(60) == 0
 
 
-def feed(connection: Connection, numbers: range, pause: float = 0.0) -> None:
-    """Write toy records over all partitions of ``admissions``."""
+def feed(connection: Connection, numbers: range, pause: float = 0.0, partitions: tuple[int, ...] = ()) -> None:
+    """Write toy records over all partitions of ``admissions``, or over some."""
+    places = partitions or tuple(range(PARTITIONS))
     producer = connection.producer("feed", linger_ms=0)
     for n in numbers:
         record = toy(n)
@@ -117,7 +131,7 @@ def feed(connection: Connection, numbers: range, pause: float = 0.0) -> None:
             producer,
             "admissions",
             encode(record),
-            partition=n % PARTITIONS,
+            partition=places[n % len(places)],
             headers=headers_of(record, connection.run, "0"),
         )
         if pause:
