@@ -1,13 +1,14 @@
-"""The life of one prompt, put together from small topics; trajectories are fetched by place only.
+"""The life of one prompt, put together by places and times instead of by reading a run through.
 
 In: a connection and a prompt id; out: events in the order of time, each with the place of the record that says so.
+Small topics are searched for the prompt's id; from there on only the minutes of its groups are read. Clocks of the
+machines that wrote the records may differ by ``SKEW_MS``; where something is missing, wider stretches are read.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from headrace.connectors.kafka import Connection, RawRecord
-from headrace.pipeline.run_records import read_records
+from headrace.pipeline.trace_weights import trained
 from headrace.schemas.ids import group_partition
 from headrace.schemas.records import (
     Admission,
@@ -16,16 +17,19 @@ from headrace.schemas.records import (
     Failed,
     Kept,
     Manifest,
+    NeedsScore,
     Opened,
     Prompt,
     Record,
-    Resumed,
-    Step,
     Task,
     Trajectory,
 )
 
-__all__ = ("Event", "follow")
+__all__ = ("SKEW_MS", "Event", "follow")
+
+SKEW_MS = 5_000
+"""How far apart the clocks of writers may be before a stretch has to be read twice, in milliseconds."""
+_WIDER_MS = 120_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,93 +45,173 @@ class Event:
         return asdict(self)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Life:
+    """What is known of one group: when its admission was written, when its last credit ended, its batches."""
+
+    admission: Admission
+    began_ms: int
+    ended_ms: int = -1
+    open: set[int] = field(default_factory=set)
+    batches: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(policy, batch) to the time of its Batched."""
+
+
+class _Trace:
+    """Collects the events of a prompt; a record that is met twice is told once."""
+
+    def __init__(self, connection: Connection, prompt_id: str) -> None:
+        self._connection = connection
+        self._mark = prompt_id.encode()
+        self._prompt_id = prompt_id
+        self.events: dict[str, Event] = {}
+        self.lives: dict[int, _Life] = {}
+
+    def add(self, raw: RawRecord, text: str) -> None:
+        place = str(raw.source)
+        self.events[place] = Event(time_ms=raw.timestamp_ms, place=place, text=text)
+
+    def prompts(self) -> None:
+        """Its rows, one an epoch."""
+        for raw in self._connection.read_topic("prompts"):
+            record = self._ours(raw)
+            if isinstance(record, Prompt) and record.prompt_id == self._prompt_id:
+                text = record.prompt or " | ".join(f"{m.role}: {m.content}" for m in record.messages)
+                row = f"prompt of {record.dataset} row {record.row}, epoch {record.epoch}"
+                self.add(raw, f"{row}: {text[:120]!r}")
+
+    def admissions(self) -> None:
+        """Its groups, and replicas of them that failed."""
+        failed = []
+        for raw in self._connection.read_topic("admissions"):
+            if ("hr-record", b"Failed") in raw.headers:
+                failed.append(raw)
+                continue
+            record = self._ours(raw)
+            if isinstance(record, Admission) and record.prompt_id == self._prompt_id:
+                policies = {policy.policy for policy in record.policies}
+                self.lives[record.group] = _Life(admission=record, began_ms=raw.timestamp_ms, open=policies)
+                retry = ", a retry" if record.retry else ""
+                self.add(raw, f"admitted as group {record.group}: {record.group_size} replicas{retry}")
+        for raw in failed:
+            record = raw.decoded_if_ours()
+            if isinstance(record, Failed) and record.group in self.lives:
+                self.add(raw, f"group {record.group} replica {record.replica} failed: {record.reason}")
+
+    def ledger(self) -> None:
+        """What became of the credits of its groups; reads on from each admission until all of them have ended."""
+        for life in self.lives.values():
+            start = self._connection.offsets_since("ledger", life.began_ms - SKEW_MS)
+            for raw in self._connection.read_topic("ledger", start) if life.open else ():
+                record = raw.decoded_if_ours()
+                if record is not None:
+                    self._credit(raw, record)
+                if not life.open:
+                    break
+
+    def _credit(self, raw: RawRecord, record: Record) -> None:
+        text = _ledger_text(record, self.lives)
+        if not text:
+            return
+        self.add(raw, text)
+        ended = record.groups if isinstance(record, Batched) else []
+        if isinstance(record, Closed):
+            ended = [record.group]
+        for group in self.lives.keys() & set(ended):
+            life = self.lives[group]
+            life.open.discard(getattr(record, "policy", -1))
+            life.ended_ms = max(life.ended_ms, raw.timestamp_ms)
+            if isinstance(record, Batched):
+                life.batches[record.policy, record.batch] = raw.timestamp_ms
+
+    def rollouts(self) -> None:
+        """Tasks and trajectories of its groups."""
+        for life in self.lives.values():
+            self._between("tasks", life, SKEW_MS)
+            if self._between("trajectories", life, SKEW_MS) < life.admission.group_size:
+                self._between("tasks", life, _WIDER_MS)
+                self._between("trajectories", life, _WIDER_MS)
+
+    def _between(self, topic: str, life: _Life, skew_ms: int) -> int:
+        """Add a group's records of a topic from its stretch of time; returns how many there are."""
+        group = life.admission.group
+        start = self._connection.offsets_since(topic, life.began_ms - skew_ms)
+        until = self._connection.offsets_since(topic, life.ended_ms + skew_ms) if life.ended_ms >= 0 else None
+        if topic == "trajectories":
+            partition = group_partition(group, len(start))
+            start = {partition: start[partition]}
+        found = 0
+        for raw in self._connection.read_topic(topic, start, until=until):
+            record = self._ours(raw)
+            text = _rollout_text(record) if getattr(record, "group", -1) == group else ""
+            if text:
+                found += 1
+                self.add(raw, text)
+        return found
+
+    def training(self) -> None:
+        """Batches that hold its groups, the steps that trained them, and who loaded the weights."""
+        batches: dict[tuple[int, int], set[int]] = {}
+        for group, life in self.lives.items():
+            for (policy, batch), at in life.batches.items():
+                batches.setdefault((policy, batch), set()).add(group)
+                self._manifest(policy, batch, at, batches[policy, batch])
+        for raw, text in trained(self._connection, set(batches), SKEW_MS):
+            self.add(raw, text)
+
+    def _manifest(self, policy: int, batch: int, at_ms: int, groups: set[int]) -> None:
+        start = self._connection.offsets_since("manifests", at_ms - SKEW_MS)
+        for raw in self._connection.read_topic("manifests", {policy: start[policy]}):
+            record = raw.decoded_if_ours()
+            if isinstance(record, Manifest) and record.batch == batch:
+                members = [m for m in record.members if m.group in groups]
+                if members:
+                    age = record.start_version - min(m.oldest_version for m in members)
+                    self.add(raw, f"batch {batch} holds {len(members)} of its members, staleness up to {age}")
+                return
+
+    def _ours(self, raw: RawRecord) -> Record | None:
+        """The record when the prompt's id stands anywhere in it: looking is far cheaper than decoding."""
+        return raw.decoded_if_ours() if raw.value is not None and self._mark in raw.value else None
+
+
 def follow(connection: Connection, prompt_id: str) -> list[Event]:
     """Everything that happened to a prompt; empty when the run has none of this id."""
-    events = [_event(raw, text) for raw, text in _prompts(connection, prompt_id)]
-    groups: set[int] = set()
-    for raw, record in read_records(connection, "admissions"):
-        if isinstance(record, Admission) and record.prompt_id == prompt_id:
-            groups.add(record.group)
-            retry = ", a retry" if record.retry else ""
-            events.append(_event(raw, f"admitted as group {record.group}: {record.group_size} replicas{retry}"))
-        elif isinstance(record, Failed) and record.group in groups:
-            events.append(_event(raw, f"group {record.group} replica {record.replica} failed: {record.reason}"))
-    for raw, record in read_records(connection, "tasks"):
-        if isinstance(record, Task) and record.kind == "train" and record.group in groups:
-            what = f"group {record.group} replica {record.replica} attempt {record.attempt}"
-            events.append(_event(raw, f"task for {what} to {record.worker}"))
-    events += _trajectories(connection, groups)
-    batches = _ledger(connection, groups, events)
-    events += _training(connection, batches)
-    return sorted(events, key=lambda event: event.time_ms)
+    trace = _Trace(connection, prompt_id)
+    trace.prompts()
+    trace.admissions()
+    trace.ledger()
+    trace.rollouts()
+    trace.training()
+    return sorted(trace.events.values(), key=lambda event: event.time_ms)
 
 
-def _prompts(connection: Connection, prompt_id: str) -> Iterator[tuple[RawRecord, str]]:
-    for raw, record in read_records(connection, "prompts"):
-        if isinstance(record, Prompt) and record.prompt_id == prompt_id:
-            text = record.prompt or " | ".join(f"{m.role}: {m.content}" for m in record.messages)
-            yield raw, f"prompt of {record.dataset} row {record.row}, epoch {record.epoch}: {text[:120]!r}"
+def _rollout_text(record: Record | None) -> str:
+    if isinstance(record, Task) and record.kind == "train":
+        return f"task for group {record.group} replica {record.replica} attempt {record.attempt} to {record.worker}"
+    if isinstance(record, Trajectory):
+        versions = ", ".join(f"{name} v{version}" for name, version in record.oldest_versions.items())
+        result = f"{record.completion_text[:80]!r} reward {record.reward:g}" if not record.error else record.error
+        return (
+            f"group {record.group} replica {record.replica} by {record.worker} ({versions or 'no version'}): "
+            f"{record.end_reason}, {record.tokens} tokens: {result}"
+        )
+    return ""
 
 
-def _trajectories(connection: Connection, groups: set[int]) -> Iterator[Event]:
-    count = connection.partition_count("trajectories")
-    partitions = {group_partition(group, count) for group in groups}
-    starts = {p: at for p, at in connection.start_offsets("trajectories").items() if p in partitions}
-    for raw in connection.read_topic("trajectories", starts) if starts else ():
-        if raw.key is not None and raw.key.split(b"/")[0].isdigit() and int(raw.key.split(b"/")[0]) not in groups:
-            continue
-        record = raw.decoded_if_ours()
-        if isinstance(record, Trajectory) and record.group in groups:
-            versions = ", ".join(f"{name} v{version}" for name, version in record.oldest_versions.items())
-            result = f"{record.completion_text[:80]!r} reward {record.reward:g}" if not record.error else record.error
-            yield _event(
-                raw,
-                f"group {record.group} replica {record.replica} by {record.worker} ({versions or 'no version'}): "
-                f"{record.end_reason}, {record.tokens} tokens: {result}",
-            )
-
-
-def _ledger(connection: Connection, groups: set[int], events: list[Event]) -> dict[tuple[int, int], set[int]]:
-    """Add what the ledger says; returns (policy, batch) to the groups in it."""
-    batches: dict[tuple[int, int], set[int]] = {}
-    for raw, record in read_records(connection, "ledger"):
-        text = _ledger_text(record, groups)
-        if text:
-            events.append(_event(raw, text))
-        if isinstance(record, Batched) and groups.intersection(record.groups):
-            batches[record.policy, record.batch] = groups.intersection(record.groups)
-    return batches
-
-
-def _ledger_text(record: Record, groups: set[int]) -> str:
+def _ledger_text(record: Record, groups: "dict[int, _Life]") -> str:
     match record:
         case Opened(group=group) if group in groups:
             return f"group {group}: a credit of policy {record.policy} opens, min version {record.min_version}"
         case Kept(group=group) if group in groups:
             return f"group {group} kept: mean reward {record.raw_mean:.3f}"
+        case NeedsScore(group=group) if group in groups:
+            return f"group {group} waits for the score of its {len(record.members)} members"
         case Closed(group=group) if group in groups:
             by = f"{record.by} {record.operator}".strip()
             return f"group {group} closed as {record.reason} by {by}: {record.detail}".rstrip(": ")
-        case Batched(groups=inside) if groups.intersection(inside):
-            return f"group {min(groups.intersection(inside))} goes into batch {record.batch} of policy {record.policy}"
+        case Batched(groups=inside) if groups.keys() & set(inside):
+            return f"group {min(groups.keys() & set(inside))} goes into batch {record.batch} of policy {record.policy}"
         case _:
             return ""
 
-
-def _training(connection: Connection, batches: dict[tuple[int, int], set[int]]) -> Iterator[Event]:
-    for raw, record in read_records(connection, "manifests"):
-        if isinstance(record, Manifest):
-            inside = batches.get((record.policy, record.batch))
-            members = [m for m in record.members if inside and m.group in inside]
-            if members:
-                age = record.start_version - min(m.oldest_version for m in members)
-                yield _event(raw, f"batch {record.batch} holds {len(members)} of its members, staleness up to {age}")
-    for raw, record in read_records(connection, "steps"):
-        if isinstance(record, Step) and (record.policy, record.batch) in batches:
-            yield _event(raw, f"batch {record.batch} trained: version {record.version}, loss {record.loss:.4f}")
-        elif isinstance(record, Resumed) and batches:
-            yield _event(raw, f"lineage {record.lineage} resumes from batch {record.batch} as version {record.version}")
-
-
-def _event(raw: RawRecord, text: str) -> Event:
-    return Event(time_ms=raw.timestamp_ms, place=str(raw.source), text=text)

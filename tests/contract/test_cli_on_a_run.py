@@ -19,11 +19,12 @@ from headrace.pipeline.tracing import Event, follow
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import KafkaConfig
 from headrace.schemas.ids import group_partition
-from headrace.schemas.parts import AdmittedPolicy, ManifestMember, Sequence
+from headrace.schemas.parts import AdmittedPolicy, HostedPolicy, ManifestMember, Sequence
 from headrace.schemas.records import (
     Admission,
     Batched,
     Closed,
+    Demand,
     Failed,
     Kept,
     Manifest,
@@ -77,6 +78,13 @@ def trajectory(group: int, replica: int, **more: Any) -> Trajectory:
     return Trajectory(group=group, replica=replica, **{**fields, **more})
 
 
+def demand(version: int) -> Demand:
+    return Demand(
+        worker="rollout-0", incarnation=1, role="any", capacity=1, next_sequence=0, inbox=0, sent_ms=1,
+        policies=[HostedPolicy(policy=1, version=version)],
+    )  # fmt: skip
+
+
 def step(policy: int, batch: int, version: int) -> Step:
     return Step(
         policy=policy, batch=batch, version=version, lineage=0, updates=1, loss=0.25, tokens=20, sequences=1,
@@ -124,6 +132,9 @@ STORY: list[tuple[str, int, Record | bytes]] = [
     ("manifests", 0, manifest(0, 7, 6)),
     ("steps", 0, step(0, 6, 6)),
     ("steps", 1, step(1, 1, 1)),
+    ("demand", 0, demand(0)),
+    ("demand", 0, demand(1)),
+    ("demand", 0, demand(2)),
     ("steps", 0, step(0, 7, 7)),
     ("steps", 0, Resumed(policy=0, lineage=1, batch=6, version=8)),
 ]  # fmt: skip
@@ -193,8 +204,9 @@ def test_a_trace_tells_all_of_a_prompts_groups_in_order_and_nothing_of_others(co
         "group 6 goes into batch 7 of policy 0",
         "batch 1 holds 2 of its members, staleness up to 4",
         "batch 7 holds 2 of its members, staleness up to 3",
-        "batch 1 trained: version 1, loss 0.2500",
-        "batch 7 trained: version 7, loss 0.2500",
+        "batch 1 trained: version 1, loss 0.2500, weights published as 1 bytes",
+        "rollout-0 samples policy 1 with version 1",
+        "batch 7 trained: version 7, loss 0.2500, weights published as 1 bytes",
         "lineage 1 resumes from batch 6 as version 8",
     ]
 
