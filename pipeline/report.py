@@ -121,8 +121,9 @@ def write_report(folder: RunFolder, connection: Connection) -> Figures:
     heads = list(read_trajectory_heads(connection))
     dead = sum(1 for _ in connection.read_topic("dead-letters"))
     figures = build_figures(folder, folder.read_config(), tally, heads, dead)
-    folder.report_json.write_text(json.dumps(figures.flat(), indent=2) + "\n", "utf-8")
-    folder.report_html.write_text(page(figures), "utf-8")
+    # The page first: who finds the figures finds their page too.
+    folder.write_whole(folder.report_html, page(figures))
+    folder.write_whole(folder.report_json, json.dumps(figures.flat(), indent=2) + "\n")
     return figures
 
 

@@ -39,7 +39,7 @@ __all__ = ("Trainer",)
 
 @dataclass(slots=True)
 class _Timing:
-    """Seconds of one step, by rank 0's clock."""
+    """Seconds of one step; the wait is that of the rank that waited longest, the rest by rank 0's clock."""
 
     wait: float = 0.0
     step: float = 0.0
@@ -91,6 +91,7 @@ class Trainer:
             client_id=f"{instance}.{ranks.rank}",
             group=consumer_group(config.run.id, f"trainer.{policy}"),
             stop=stop,
+            ahead=self._trainer.prefetch_mb << 20,
         )
         self._sinks = open_sinks(config, policy) if ranks.leads else Sinks({})
         self._feed = BatchFeed(self._reader, ranks, store, stop)
@@ -171,6 +172,8 @@ class Trainer:
             stop=self._stop,
             ranks=together if shared else None,
             kernels=kernels_on(self._ranks.device),
+            fenced=self._config.store.conditional_writes == "fence",
+            kind="full" if self._trainer.lora.rank else None,
         )
 
     def _outgoing(self) -> Outgoing:
@@ -184,6 +187,8 @@ class Trainer:
         log.open()
         seen = log.seen()
         head = self._lead_versions.read_head()
+        if head is not None and head.lineage > seen.lineage:
+            log.commit([], self._start_lanes())  # a successor went back between the two readings: it has fenced this one
         self._checkpoints.sweep()
         kept = {checkpoint.point: checkpoint for checkpoint in self._checkpoints.listed()}
         if self._rewind is not None:
@@ -251,7 +256,7 @@ class Trainer:
         if isinstance(order, End):
             return order.reason or "data"
         items = self._feed.items(order)
-        timing.wait = time.monotonic() - began
+        timing.wait = self._ranks.largest({"wait": time.monotonic() - began})["wait"]
         began = time.monotonic()
         learned = self._learner.train(items, order, self._version)
         self._batch = order.batch

@@ -48,7 +48,7 @@ def run(
     from headrace.pipeline.launch.display import display_for
     from headrace.pipeline.launch.launcher import Launcher
     from headrace.pipeline.launch.parts import Rollback
-    from headrace.pipeline.launch.prepare import resolve
+    from headrace.pipeline.launch.prepare import check_trainers, resolve
     from headrace.schemas.errors import ConfigurationError
 
     if rollback >= 0 and not resume:
@@ -60,6 +60,7 @@ def run(
     if dry_run:
         _print_plan(config)
         return
+    check_trainers(config)
     display = display_for(terminal=sys.stdout.isatty())
     command = ["headrace", "run", *words]
     failure: HeadraceError | None = None

@@ -109,9 +109,13 @@ class RunFolder:
     def add_session(self, session: Session) -> None:
         """Note a session at its end; a kill leaves the old notes or the new ones."""
         entries = [asdict(entry) for entry in (*self.sessions(), session)]
-        unfinished = self.sessions_file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")
-        unfinished.replace(self.sessions_file)
+        self.write_whole(self.sessions_file, json.dumps(entries, indent=2) + "\n")
+
+    def write_whole(self, path: Path, text: str) -> None:
+        """Write a file of the folder in one piece: a full disk or a kill leaves the one that was there."""
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(path)
 
     def lock(self) -> int:
         """Hold the folder for this process, however it ends; returns the descriptor that holds it.

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,12 +21,12 @@ from headrace.connectors.kafka import Connection
 from headrace.connectors.model_folder import tokenizer_digest
 from headrace.pipeline.launch.folder import RunFolder
 from headrace.schemas.codec import encode, headers_of
-from headrace.schemas.config import RunConfig, load_config
-from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.config import RunConfig, dump_config, load_config
+from headrace.schemas.errors import EXIT_CONFIGURATION, ConfigurationError, HeadraceError
 from headrace.schemas.records import RunManifest
 from headrace.schemas.topics import partition_counts
 
-__all__ = ("create_topics", "resolve", "warm_start")
+__all__ = ("check_trainers", "create_topics", "resolve", "warm_start")
 
 
 def resolve(
@@ -99,6 +100,23 @@ def _filled(config: RunConfig, folder: Path, here: Path) -> RunConfig:
     warm = {k: v.replace("{here}", str(here)) if isinstance(v, str) else v for k, v in config.warm_start.items()}
     config = _with(config, "eval", dataset=fill(config.eval.dataset))
     return config.model_copy(update={"policies": policies, "streams": streams, "warm_start": warm})
+
+
+def check_trainers(config: RunConfig) -> None:
+    """Ask the trainers' own code, in a process of its own, whether it would refuse the configuration.
+
+    Raises ConfigurationError with its reason; nothing is written into the run folder.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        dump_config(config, file)
+        words = [sys.executable, "-m", "headrace.trainers.check", "--config", str(file)]
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        said = done.stderr.strip().replace(str(file), "the configuration")
+    if done.returncode == EXIT_CONFIGURATION:
+        raise ConfigurationError(said.rpartition("configuration error: ")[2])
+    if done.returncode:
+        raise HeadraceError(f"the trainers cannot be checked, {shlex.join(words[1:3])} ended so:\n{said[-2000:]}")
 
 
 def warm_start(config: RunConfig, python: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import xxhash
 
+from headrace.connectors.checkpoints import BrokenCheckpoint, checkpoint_prefix, in_store
 from headrace.connectors.kafka import Connection, RawRecord
+from headrace.connectors.stores.open import open_store
 from headrace.schemas.config import RunConfig
 from headrace.schemas.digests import body_of
 from headrace.schemas.errors import UndecodableRecord
@@ -117,7 +119,7 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
                 lane.items.append(item_fact(record))
                 lane.tokens += record.length
                 lane.digest.update(body_of(raw.value))
-        facts.checkpoints[policy] = list(checkpoint_facts(checkpoints / name))
+        facts.checkpoints[policy] = list(_kept(config, name, checkpoints / name))
     return facts
 
 
@@ -161,6 +163,19 @@ def _take(facts: Facts, topic: str, partition: int, offset: int, record: Record)
             facts.steps[partition].append(record)
         case _:
             pass
+
+
+def _kept(config: RunConfig, policy: str, root: Path) -> Iterable[CheckpointFact]:
+    """The checkpoints of a policy, in the run folder or where ``trainer.checkpoint_url`` puts them."""
+    url = config.trainer_of(policy).checkpoint_url
+    if not url:
+        yield from checkpoint_facts(root)
+        return
+    store = open_store(config.store if url == "store" else config.store.model_copy(update={"url": url}), root.parents[1])
+    for where, table in in_store(store, checkpoint_prefix(config.run.id, policy)):
+        if not isinstance(table, BrokenCheckpoint):
+            place = f"{store.url}/{where}"
+            yield CheckpointFact(lineage=table.lineage, batch=table.batch, version=table.version, place=place)
 
 
 def checkpoint_facts(root: Path) -> Iterable[CheckpointFact]:

@@ -160,6 +160,7 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(runner: Runner) -> None:
         assert f"{part} has finished" in text
     _goes_on_with_a_finished_run(runner)
     _traces_a_trained_prompt(folder)
+    _trains_again_from_its_batches(runner)
 
 
 def _goes_on_with_a_finished_run(runner: Runner) -> None:
@@ -168,6 +169,21 @@ def _goes_on_with_a_finished_run(runner: Runner) -> None:
     assert "run whole has finished: nothing is left to go on with" in text and "rollout-0" not in text
     assert reported(runner.run("whole"))["versions"] == 6
     assert "--from is refused" in ended(runner.start(str(runner.run("whole")), "--resume", "--from", "2"), 78)
+
+
+def _trains_again_from_its_batches(runner: Runner) -> None:
+    """Bit for bit on plain torch, in a folder of its own; the run that it was taken from stays as it was."""
+    folder = runner.run("whole")
+    before = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and not {"logs", "broker"} & set(p.parts)}
+    command = [HEADRACE, "train", "--from-batches", folder, "run.id=again"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout.splitlines()[-1] == f"run: {runner.run('again')}"
+    assert "6 batches, the weights of each are the recorded ones" in done.stdout
+    models = [path / "model" / "main" / "model.safetensors" for path in (folder, runner.run("again"))]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    assert before == {name: Path(name).read_bytes() for name in before}
+    assert runner.left_over("whole") == runner.left_over("again") == []
+    assert "headrace train --resume" in ended(runner.start(str(runner.run("again")), "--resume"), 78)
 
 
 def _traces_a_trained_prompt(folder: Path) -> None:
@@ -276,6 +292,12 @@ def test_an_unknown_plug_in_ends_the_run_with_the_reason(runner: Runner) -> None
     process = runner.recipe("wrong", "streams.main.reward=exact_mach")
     text = ended(process, 78)
     assert "exact_mach" in text and "exact_match" in text
+
+
+def test_what_only_the_trainer_refuses_leaves_nothing_behind(runner: Runner) -> None:
+    text = ended(runner.recipe("refused", "rollout.top_p=0.9"), 78)
+    assert "rollout.top_p and rollout.top_k cut the distribution" in text
+    assert not runner.run("refused").exists()
 
 
 def test_a_run_without_workers_says_what_it_waits_for_and_gives_up(runner: Runner) -> None:

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.connectors.plugins import load
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError
-from headrace.trainers.sinks.sink import RunInfo, Sink, flat_settings
+from headrace.trainers.sinks.sink import RunInfo, Sink, flat_settings, required
 
-__all__ = ("Sinks", "open_sinks")
+__all__ = ("Sinks", "found_sinks", "open_sinks")
 
 _QUEUED = 256
 _CLOSE_SECONDS = 10.0
@@ -110,8 +111,8 @@ def open_sinks(config: RunConfig, policy: str) -> Sinks:
         settings=flat_settings({"policy": policy, **config.trainer_of(policy).model_dump(mode="json")}),
     )
     opened: dict[str, Sink] = {}
-    for name in _checked(config.metrics.sinks):
-        cls, options = load("headrace.sinks", name), config.metrics.options.get(name, {})
+    for name, cls in found_sinks(config.metrics.sinks).items():
+        options = config.metrics.options.get(name, {})
         try:
             opened[name] = cls(info, **options)
         except ConfigurationError:
@@ -126,7 +127,12 @@ def open_sinks(config: RunConfig, policy: str) -> Sinks:
     return Sinks(opened)
 
 
-def _checked(names: Sequence[str]) -> Sequence[str]:
+def found_sinks(names: Sequence[str]) -> dict[str, Any]:
+    """The classes of sinks by name. Raises ConfigurationError when one is unknown, named twice or lacks its package."""
     if len(set(names)) < len(names):
         raise ConfigurationError(f"metrics.sinks names one twice: {', '.join(names)}")
-    return names
+    classes = {name: load("headrace.sinks", name) for name in names}
+    for name, cls in classes.items():
+        if getattr(cls, "package", ""):
+            required(cls.package, name, name)
+    return classes

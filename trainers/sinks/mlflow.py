@@ -18,6 +18,8 @@ class MLflow:
     tracking_uri: of the server; empty: as MLFLOW_TRACKING_URI says, else ``<run folder>/mlruns``.
     """
 
+    package = "mlflow"
+
     def __init__(self, info: RunInfo, *, tracking_uri: str = "") -> None:
         required("mlflow", "mlflow", "mlflow")
         tracking = required("mlflow.tracking", "mlflow", "mlflow")

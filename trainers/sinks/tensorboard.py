@@ -10,6 +10,8 @@ __all__ = ("TensorBoard",)
 class TensorBoard:
     """Scalars by version in ``<run folder>/tensorboard/<policy>``, flushed with every version."""
 
+    package = "tensorboard"
+
     def __init__(self, info: RunInfo, *, folder: str = "") -> None:
         required("tensorboard", "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter

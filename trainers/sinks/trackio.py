@@ -11,6 +11,8 @@ __all__ = ("Trackio",)
 class Trackio:
     """One Trackio run per policy; a resumed run goes on under the same name."""
 
+    package = "trackio"
+
     def __init__(self, info: RunInfo, **more: Any) -> None:
         self._trackio = required("trackio", "trackio", "trackio")
         self._run: Any = self._trackio.init(

@@ -15,6 +15,8 @@ class WandB:
     mode: online, offline or disabled; empty: as WANDB_MODE says. entity: whose project it is.
     """
 
+    package = "wandb"
+
     def __init__(self, info: RunInfo, *, mode: str = "", entity: str = "", **more: Any) -> None:
         wandb = required("wandb", "wandb", "wandb")
         self._run: Any = wandb.init(

@@ -95,3 +95,22 @@ def test_a_half_written_note_beside_the_sessions_is_not_read(tmp_path: Path) -> 
     assert folder.sessions() == [SESSION]
     folder.add_session(SESSION)
     assert folder.sessions() == [SESSION, SESSION]
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_whole(folder.report_json, "old")
+    real = Path.write_text
+
+    def full(self: Path, data: str, *rest: str) -> int:
+        real(self, data[: len(data) // 2], *rest)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.write_whole(folder.report_json, "new and longer")
+    assert folder.report_json.read_text() == "old"
+    monkeypatch.undo()
+    folder.write_whole(folder.report_json, "new and longer")
+    assert folder.report_json.read_text() == "new and longer"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
