@@ -1,20 +1,25 @@
-"""``headrace topics``: list, describe, cat, delete; the topics of a run as people read them."""
+"""``headrace topics``: list, describe, cat, tail, create, delete; the topics of a run as people read them."""
 
-import heapq
 import json
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
-from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, abbreviated, reading, record_lines
-from headrace.schemas.errors import ConfigurationError
+from headrace.pipeline.cli.arguments import (
+    Format,
+    Output,
+    command_group,
+    compositions,
+    print_json,
+    print_table,
+)
+from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, record_lines
+from headrace.pipeline.cli.topic_stream import as_object, coming_records, kept_records
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka import Connection, RawRecord
+    from headrace.connectors.kafka import RawRecord
 
 __all__ = ("app",)
 
@@ -89,12 +94,62 @@ def cat(
 ) -> None:
     """Print records decoded, oldest first. With --format json: one object a line."""
     with reading(folder, run, bootstrap) as connection:
-        records = _records(connection, topic, offset, partition)
-        for raw in islice(records, count or None):
-            if output is Format.json:
-                sys.stdout.write(json.dumps(_as_object(raw, full)) + "\n")
-            else:
-                sys.stdout.write("\n".join(record_lines(raw, full=full)) + "\n")
+        for raw in islice(kept_records(connection, topic, offset, partition), count or None):
+            _print_record(raw, output, full)
+
+
+@app.command()
+def tail(
+    topic: Annotated[str, typer.Argument(help="Name without the run's prefix, such as ledger.")],
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=0, help="Offsets of each partition to begin before its end.")
+    ] = 10,
+    partition: Annotated[int, typer.Option("-p", "--partition", help="Only this partition; -1: all.")] = -1,
+    full: Annotated[bool, typer.Option("--full", help="Print arrays and texts whole.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Stop after this time; 0: at Ctrl-C.")] = 0.0,
+    folder: FolderOption = "",
+    run: RunOption = "",
+    bootstrap: ClusterOption = "",
+    output: Output = Format.text,
+) -> None:
+    """Print records decoded as they are committed, the last ones first. With --format json: one object a line."""
+    with reading(folder, run, bootstrap) as connection:
+        start = -count if count else sys.maxsize
+        for raw in coming_records(connection, topic, start, partition, seconds):
+            _print_record(raw, output, full)
+            sys.stdout.flush()
+
+
+@app.command()
+def create(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[@ FILE ... [KEY=VALUE ...]]", help="The run's configuration.")
+    ] = None,
+    run: Annotated[str, typer.Option("--run", help="Id of the run, where the configuration does not say.")] = "",
+    bootstrap: ClusterOption = "",
+    output: Output = Format.text,
+) -> None:
+    """Make the topics of a run ahead, with the partitions and settings it needs; what exists is left alone.
+
+    Without a configuration: those of a run with one policy, main, and the default counts of partitions. `headrace run`
+    makes missing topics by itself; this is for clusters where it may not.
+    """
+    from headrace.connectors.kafka import Connection
+    from headrace.schemas.config import KafkaConfig, RunSection, load_config
+    from headrace.schemas.topics import partition_counts
+
+    kafka, section, policies = KafkaConfig(), RunSection(), ["main"]
+    if words:
+        config = load_config(*compositions(words))
+        kafka, section, policies = config.kafka, config.run, config.policy_names()
+    connection = Connection.of(kafka, run or section.id, bootstrap or None)
+    connection.wait_for_broker()
+    counts = partition_counts(policies, groups=section.group_partitions, inboxes=section.inboxes, lanes=section.lanes)
+    made = connection.ensure_topics(counts)
+    if output is Format.json:
+        print_json({"run": connection.run, "created": made, "topics": counts})
+    else:
+        sys.stdout.write(f"run {connection.run}: {len(made)} topics created, {len(counts) - len(made)} were there\n")
 
 
 @app.command()
@@ -110,28 +165,8 @@ def delete(
     sys.stdout.write(f"deleted {len(gone)} topics of {run}\n")
 
 
-def _records(connection: "Connection", topic: str, offset: int, partition: int) -> Iterator["RawRecord"]:
-    """Records in the order of their times; each partition is read on its own, so that none hides another's."""
-    end = connection.end_offsets(topic)
-    wanted = [p for p in sorted(end) if partition in (-1, p)]
-    if not wanted:
-        raise ConfigurationError(f"{topic} has the partitions 0 to {len(end) - 1}, not {partition}")
-    starts = {p: max(0, end[p] + offset) if offset < 0 else offset for p in wanted}
-    streams = [connection.read_topic(topic, {p: starts[p]}) for p in wanted if starts[p] < end[p]]
-    return heapq.merge(*streams, key=lambda raw: raw.timestamp_ms)
-
-
-def _as_object(raw: "RawRecord", full: bool) -> dict[str, object]:
-    from headrace.schemas.codec import to_plain
-    from headrace.schemas.errors import UndecodableRecord
-
-    text = {name: (value or b"").decode("utf-8", "backslashreplace") for name, value in raw.headers}
-    out: dict[str, object] = {
-        "topic": raw.topic, "partition": raw.partition, "offset": raw.offset, "timestamp_ms": raw.timestamp_ms,
-        "key": (raw.key or b"").decode("utf-8", "backslashreplace"), "headers": text,
-    }  # fmt: skip
-    try:
-        record = raw.decoded()
-    except UndecodableRecord as error:
-        return {**out, "error": str(error)}
-    return {**out, "record": type(record).__name__, "value": abbreviated(to_plain(record), full)}
+def _print_record(raw: "RawRecord", output: Format, full: bool) -> None:
+    if output is Format.json:
+        sys.stdout.write(json.dumps(as_object(raw, full)) + "\n")
+    else:
+        sys.stdout.write("\n".join(record_lines(raw, full=full)) + "\n")

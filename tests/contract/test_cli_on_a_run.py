@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -343,3 +344,42 @@ def test_heads_are_those_of_whole_records_and_garbage_is_passed_over(connection:
         assert {name: getattr(record, name) for name in head.__slots__} == {
             name: getattr(head, name) for name in head.__slots__
         }
+
+
+def test_tail_prints_the_last_records_and_those_that_come(
+    connection: Connection, headrace: Headrace, bootstrap: str
+) -> None:
+    late = Prompt(prompt_id="late", stream="main", dataset="d.jsonl", row=5, epoch=1, position=11, prompt="54=")
+
+    def produce_late() -> None:
+        producer = connection.producer("late")
+        producer.produce(
+            connection.topic("prompts"), encode(late), partition=0, headers=list(headers_of(late, RUN, "0"))
+        )
+        assert producer.flush(20) == 0
+
+    timer = Timer(1.0, produce_late)
+    timer.start()
+    lines = headrace("topics", "tail", "prompts", "-n", "1", "--seconds", "5", "--format", "json").splitlines()
+    timer.join()
+    told = [json.loads(line) for line in lines]
+    assert [line["value"]["prompt_id"] for line in told] == ["abc", "late"]
+    assert headrace("topics", "tail", "ledger", "-n", "0", "--seconds", "0.3") == ""
+    assert "has the partitions 0 to 0" in headrace("topics", "tail", "prompts", "-p", "3", "--seconds", "1", status=78)
+
+
+def test_create_makes_what_the_map_says_and_leaves_what_is_there(
+    bootstrap: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = f"ahead-{os.getpid()}"
+    words = ["topics", "create", "--run", run, "--bootstrap", bootstrap, "--format", "json"]
+    told = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert not stopped.value.code
+        told.append(json.loads(capsys.readouterr().out))
+    assert set(told[0]["created"]) == set(told[0]["topics"]) and told[1]["created"] == []
+    made = Connection.of(KafkaConfig(), run, bootstrap)
+    assert made.list_run_topics() == told[0]["topics"] == partition_counts(["main"], groups=8, inboxes=64, lanes=8)
+    made.delete_run_topics()
