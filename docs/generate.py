@@ -104,7 +104,9 @@ def section(title: str, model: type[BaseModel]) -> str:
     rows = []
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = "required" if default is PydanticUndefined else f"`{json.dumps(default)}`"
+        shown = "a section of its own"
+        if not isinstance(default, BaseModel):
+            shown = "required" if default is PydanticUndefined else f"`{json.dumps(default)}`"
         rows.append(row(f"`{name}`", type_name(field.annotation), shown, notes.get(name, "")))
     about = re.sub(r"^`\[[^`]*`: ", "", first_paragraph(model.__doc__))
     about = about[:1].upper() + about[1:]
@@ -117,8 +119,8 @@ def configuration() -> str:
     sections = [
         ("[run]", "RunSection"), ("[kafka]", "KafkaConfig"), ("[registry]", "RegistryConfig"),
         ("[store]", "StoreConfig"), ("[rollout]", "RolloutConfig"), ("[trainer]", "TrainerConfig"),
-        ("[trainer.critic]", "CriticConfig"), ("[eval]", "EvalConfig"), ("[metrics]", "MetricsConfig"), ("[policies.P]", "PolicyConfig"),
-        ("[streams.S]", "StreamConfig"),
+        ("[trainer.lora]", "LoraConfig"), ("[trainer.critic]", "CriticConfig"), ("[metrics]", "MetricsConfig"),
+        ("[eval]", "EvalConfig"), ("[policies.P]", "PolicyConfig"), ("[streams.S]", "StreamConfig"),
         ("[[operators]]", "OperatorConfig"),
     ]  # fmt: skip
     return "\n".join(section(title, getattr(config, name)) for title, name in sections)

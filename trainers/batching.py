@@ -209,7 +209,7 @@ def _pad(rows: Listed[Row], taken: Listed[int]) -> MicroBatch:
     length = max(2, *(len(row.tokens) for row in chosen))
 
     def padded(arrays: Listed[npt.NDArray[Any]], dtype: type, empty: int = 0) -> Tensor:
-        out = np.full((len(chosen), length), empty, dtype)
+        out: npt.NDArray[Any] = np.full((len(chosen), length), empty, dtype)
         for at, array in enumerate(arrays):
             out[at, : len(array)] = array
         return torch.from_numpy(out)

@@ -1,5 +1,7 @@
 """Opens the backend that ``trainer.backend`` names, around the model of a Hugging Face folder."""
 
+from typing import cast
+
 from headrace.connectors.plugins import load
 from headrace.schemas.config import TrainerConfig
 from headrace.schemas.errors import ConfigurationError
@@ -48,15 +50,16 @@ def open_critic(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
 
     Raises ConfigurationError for a backend that cannot.
     """
+    from headrace.trainers.backends.policy_model import PolicyModel
     from headrace.trainers.backends.value_model import load_value_model
 
     plain = config.model_copy(update={"lora": type(config.lora)()})
     if config.backend == "torch":
         from headrace.trainers.backends.torch_plain import PlainTorch
 
-        return PlainTorch(load_value_model(folder), plain, ranks)
+        return PlainTorch(cast(PolicyModel, load_value_model(folder)), plain, ranks)
     if config.backend == "deepspeed":
         from headrace.trainers.backends.deepspeed import DeepSpeed
 
-        return DeepSpeed(load_value_model(folder), plain, ranks)
+        return DeepSpeed(cast(PolicyModel, load_value_model(folder)), plain, ranks)
     raise ConfigurationError(f"trainer.backend {config.backend!r} has no critic; torch and deepspeed have")
