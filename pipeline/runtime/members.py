@@ -5,6 +5,7 @@ its own loop. Metadata is never asked for at another moment, because a broker ch
 metadata would let a loser commit for a task that it no longer has (protocol 7).
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ from headrace.pipeline.runtime.frontier import Place
 from headrace.schemas.ids import unprefixed
 
 __all__ = ("Membership",)
+
+LEAVE_SECONDS = 0.5
+"""Time in which the group hears that a member goes."""
 
 
 class Membership:
@@ -40,6 +44,16 @@ class Membership:
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
+
+    def leave(self) -> None:
+        """Tell the group that this member goes: others take its tasks at once and not after its session.
+
+        A static member that merely closes is waited for, which is right after a crash and wrong when it is to go.
+        """
+        self._consumer.unsubscribe()
+        until = time.monotonic() + LEAVE_SECONDS
+        while self._consumer.memberid() and time.monotonic() < until:
+            self._consumer.poll(0.02)
 
     def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         run = self._connection.run

@@ -533,6 +533,8 @@ class Worker:
         self._close_tasks()
         self._transaction.discard()
         try:
+            if self._stop.is_set():
+                self._members.leave()
             self._consumer.close()
         except KafkaException as error:
             log.info("%s: leaving the group: %s", self._name, error)

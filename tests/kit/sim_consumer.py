@@ -283,6 +283,26 @@ class SimConsumer:
             self._callbacks["revoke"](self, owned)
         self._gone()
 
+    def unsubscribe(self) -> None:
+        """Revoke what is owned and leave the group."""
+        self._process.step()
+        if self._owned and self._state == "in":
+            owned, self._owned = self._owned, []
+            self._callbacks["revoke"](self, owned)
+        self._state = "left"
+        self._joins += 1
+
+        def leave() -> None:
+            now = self._cluster.time.now
+            self._cluster.broker.groups.leave(self._group, self._member_id, self._instance, now)
+            self._member_id = ""
+
+        self._later(leave)
+
+    def memberid(self) -> str | None:
+        """The member's id while the group knows it."""
+        return self._member_id or None
+
     def _gone(self) -> None:
         if not self._closed:
             self._closed = True
