@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -231,7 +231,11 @@ class Transaction:
         for topic, partition in places:
             self.produce(topic, b"", partition, SWEEP_KEY, [("hr-record", SWEEP_RECORD)])
         self._send_offsets([offset], group)
-        if self._producer.flush(CALL_SECONDS):
+        try:
+            left = self._producer.flush(CALL_SECONDS)
+        except KafkaException as error:  # a sweep that took longer than the transaction timeout is fenced by it
+            self._raise("flush of the sweep", error)
+        if left:
             self.abort()
             raise TransactionAborted("the sweep's records are not acknowledged")
         self.abort()
@@ -267,7 +271,7 @@ class Transaction:
                 if attempt >= PATIENT_CALLS and self._watchdog.reachable():
                     raise ProducerLost(f"{what} failed {attempt} times: {inner.str()}") from error
 
-    def _raise(self, what: str, error: KafkaException) -> None:
+    def _raise(self, what: str, error: KafkaException) -> NoReturn:
         inner = error_of(error)
         reason = f"{what}: {inner.name()}: {inner.str()}"
         if face_of(inner) is Face.LOST:

@@ -201,6 +201,15 @@ def test_a_sweep_that_is_not_acknowledged_has_to_be_made_again() -> None:
     assert not transaction.open
 
 
+def test_a_sweep_that_outlives_the_transaction_timeout_loses_the_producer() -> None:
+    """On a slow broker its own coordinator fences it; the client says so at the flush."""
+    script = Script(flush=[FENCED])
+    transaction = _transaction(script)
+    with pytest.raises(ProducerLost, match="flush of the sweep: _FENCED"):
+        transaction.sweep([("a", 0)], POSITION[0], "metadata")
+    assert "abort_transaction" not in script.calls
+
+
 def test_a_discarded_producer_is_purged_and_not_waited_for() -> None:
     script = Script()
     transaction = _transaction(script)
