@@ -6,7 +6,6 @@ range assignment, murmur2 partitioning, records up to 8 MB.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors import kafka_admin
+from headrace.connectors.kafka_diagnosis import diagnose, refuse_plain_on_tls
 from headrace.connectors.kafka_errors import PASSING, BrokerUnreachable, ErrorLog, MissingTopic, explain
-from headrace.schemas.codec import decode
+from headrace.connectors.kafka_login import login_settings
+from headrace.schemas.access import LOOKER
+from headrace.schemas.avsc import packaged_schema
+from headrace.schemas.codec import FRAME_BYTES, add_writer_schema, decode, fingerprint, stamps_of
 from headrace.schemas.config import KafkaConfig
 from headrace.schemas.errors import ConfigurationError, RecordTooLarge, Stopping, UndecodableRecord
 from headrace.schemas.ids import check_run_id, topic_name, unprefixed
 from headrace.schemas.parts import Source
-from headrace.schemas.records import Record
+from headrace.schemas.records import RECORD_TYPES, Record
 
 __all__ = ("Connection", "Consumer", "Producer", "RawRecord")
 
@@ -35,6 +38,9 @@ MAX_POLL_MS = 300_000
 """``max.poll.interval.ms`` of every consumer that does not say otherwise."""
 TELL_SECONDS = 10.0
 """Who waits for a cluster says so this often."""
+_LOOK_SECONDS = 1.5
+"""Who waited so long looks once at what speaks at the address: a mistaken protocol is not cured by waiting."""
+_UNSTAMPED = ("-changelog", ".dead-letters")
 _FRAMING_BYTES = 16 << 10
 """Room for headers and framing: a broker counts them against the topic's limit."""
 
@@ -48,6 +54,24 @@ class Producer(confluent_kafka.Producer):
     def __init__(self, config: dict[str, Any]) -> None:
         self.errors = ErrorLog()
         super().__init__({**config, "error_cb": self.errors})
+
+
+class _StampingProducer(Producer):
+    """A producer that puts a registry's schema ids in the place of ours, on topics that other tools read.
+
+    Changelogs and dead letters stay as they are: the first are read back without headers, the others are original.
+    """
+
+    def __init__(self, config: dict[str, Any], stamps: Mapping[bytes, bytes]) -> None:
+        self._stamps = stamps
+        super().__init__(config)
+
+    def produce(self, topic: str, value: str | bytes | None = None, *rest: Any, **where: Any) -> None:
+        """As the client's ``produce``."""
+        if isinstance(value, bytes) and not topic.endswith(_UNSTAMPED):
+            stamp = self._stamps.get(value[:FRAME_BYTES])
+            value = value if stamp is None else stamp + value[FRAME_BYTES:]
+        super().produce(topic, value, *rest, **where)
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -116,16 +140,21 @@ class Connection:
     config: KafkaConfig
     run: str
     bootstrap: str
+    role: str = LOOKER
+    """The login that is taken where ``[kafka]`` says ``{role}`` (``schemas.access``)."""
     patience: float = 0.0
     """Seconds that questions wait for a cluster that does not answer; 0: they fail at once (see ``patient``)."""
     stopped: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Says that the process must stop: nothing is waited for any more."""
+    schema_ids: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """Ids in the schema registry by fingerprint; empty without one (``use_schema_ids``)."""
+    _stamps: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
     _admin: AdminClient | None = field(default=None, repr=False)
     _admin_errors: ErrorLog = field(default_factory=ErrorLog, repr=False)
 
     @classmethod
-    def of(cls, config: KafkaConfig, run: str, bootstrap: str | None = None) -> "Connection":
-        """A connection for the run ``run``; ``bootstrap`` overrides the configured address.
+    def of(cls, config: KafkaConfig, run: str, bootstrap: str | None = None, *, role: str = LOOKER) -> "Connection":
+        """A connection for the run ``run`` as ``role``; ``bootstrap`` overrides the configured address.
 
         Raises ConfigurationError for a run id that cannot be used or when there is no address at all.
         """
@@ -143,7 +172,7 @@ class Connection:
                     "kafka.settings.ssl.key.pem would be written into the run folder; keep the key in a file and name "
                     "it by kafka.ssl_key_location"
                 )
-        return cls(config, check_run_id(run), address)
+        return cls(config, check_run_id(run), address, role)
 
     def patient(self, stopped: Callable[[], bool]) -> "Connection":
         """This connection as the parts of a run use it: they outlive an outage of ``kafka.patience_seconds``."""
@@ -153,6 +182,13 @@ class Connection:
     def topic(self, name: str) -> str:
         """The name on the cluster of a topic of this run."""
         return topic_name(self.run, name)
+
+    def use_schema_ids(self, ids: Mapping[str, int]) -> None:
+        """Let records carry these ids of a registry (by fingerprint), and understand foreign ones that carry them."""
+        self.schema_ids, self._stamps = dict(ids), stamps_of(ids)
+        for name in RECORD_TYPES:
+            if (number := ids.get(fingerprint(name))) is not None:
+                add_writer_schema(packaged_schema(name), number)
 
     # clients
 
@@ -174,7 +210,8 @@ class Connection:
         }
         if transactional_id is not None:
             own |= {"transactional.id": transactional_id, "transaction.timeout.ms": 10_000}
-        return Producer(self.client_settings(own, settings))
+        client = self.client_settings(own, settings)
+        return _StampingProducer(client, self._stamps) if self._stamps else Producer(client)
 
     def consumer(self, client_id: str, group: str | None = None, **settings: Value) -> Consumer:
         """A consumer that reads committed records and never commits or resets offsets by itself.
@@ -231,10 +268,7 @@ class Connection:
             "ssl.key.location": config.ssl_key_location,
         }
         out.update({name: value for name, value in files.items() if value})
-        if config.security_protocol.startswith("SASL"):
-            out["sasl.mechanism"] = config.sasl_mechanism or "PLAIN"
-            out["sasl.username"] = _secret(config.sasl_username_env)
-            out["sasl.password"] = _secret(config.sasl_password_env)
+        out.update(login_settings(config, self.role))
         return out
 
     # the cluster
@@ -250,6 +284,7 @@ class Connection:
         timeout = timeout if timeout is not None else self.patience or 30.0
         stopped = stopped or self.stopped
         began = told = time.monotonic()
+        looked = False
         while not stopped():
             try:
                 self.admin().list_topics(timeout=min(1.0, max(0.1, began + timeout - time.monotonic())))
@@ -261,10 +296,13 @@ class Connection:
                 self._admin_errors.raise_refused(self.bootstrap)
                 reason = self._admin_errors.last() or error.args[0].str()
             now = time.monotonic()
+            if not looked and now - began > _LOOK_SECONDS:
+                looked = True
+                refuse_plain_on_tls(self.bootstrap, self.config.security_protocol)
             if now >= began + timeout:
                 raise BrokerUnreachable(
                     f"no Kafka broker answers at {self.bootstrap} within {timeout:g} s{what and f' ({what})'}: "
-                    f"{reason}; is it started, and are kafka.bootstrap and kafka.security_protocol what it wants?"
+                    f"{reason}; {diagnose(self.bootstrap, self.config.security_protocol)}"
                 ) from None
             if now - told > (TELL_SECONDS if told > began else 1.0):
                 told = now
@@ -334,19 +372,33 @@ class Connection:
         )
         return {partition: offset for (_, partition), offset in starts.items()}
 
+    def offsets_since(self, topic: str, milliseconds: int) -> dict[int, int]:
+        """Offset of the first record of each partition that is not older than a time (since the epoch), or its end."""
+        places = [(topic, p) for p in range(self.partition_count(topic))]
+        found = self._doing(
+            f"asking for offsets of {self.topic(topic)} by time",
+            lambda: kafka_admin.offsets_at(self.admin(), self.run, places, milliseconds, committed=True),
+        )
+        ends = self.end_offsets(topic)
+        return {p: offset if offset >= 0 else ends[p] for (_, p), offset in found.items()}
+
     def read_topic(
         self,
         topic: str,
         start: Mapping[int, int] | None = None,
         *,
+        until: Mapping[int, int] | None = None,
         timeout: float = 30.0,
     ) -> Iterator[RawRecord]:
         """The committed records of a topic of the run, from ``start`` (default: the first kept) to the end seen now.
 
-        ``start`` maps partitions to offsets; partitions left out are not read. Order holds within a partition.
+        ``start`` maps partitions to offsets; partitions left out are not read. ``until`` ends partitions earlier, before
+        its offsets. Order holds within a partition.
         Raises MissingTopic, or BrokerUnreachable when nothing comes for ``timeout`` seconds.
         """
         ends = self.end_offsets(topic)
+        if until is not None:
+            ends = {p: min(end, until.get(p, end)) for p, end in ends.items()}
         first = self.start_offsets(topic)
         at = {p: max(o, first[p]) for p, o in start.items()} if start is not None else first
         left = {p for p, offset in at.items() if offset < ends[p]}
@@ -418,10 +470,3 @@ class Connection:
                 if not isinstance(explained, BrokerUnreachable) or left <= 0:
                     raise explained from error
             self.wait_for_broker(left, what=what)
-
-
-def _secret(variable: str) -> str:
-    value = os.environ.get(variable)
-    if value is None:
-        raise ConfigurationError(f"the environment variable {variable} is not set; [kafka] takes the login from it")
-    return value

@@ -141,8 +141,9 @@ class SchemaRegistry:
         for url in (part.strip().rstrip("/") for part in self.config.url.split(",") if part.strip()):
             if not url.startswith(("http://", "https://")):
                 raise RegistryRefused(f"registry.url {url!r} is no address: it begins with http:// or https://")
+            context = self._context(url)
             try:
-                return self._send(method, url + path, body)
+                return self._send(method, url + path, body, context)
             except urllib.error.HTTPError as error:
                 if error.code < _BROKEN:
                     return self._refused(error, url, path, missing)
@@ -155,11 +156,11 @@ class SchemaRegistry:
             "registry.url, or go without one (registry.url=)"
         )
 
-    def _send(self, method: str, url: str, body: object) -> Any:
+    def _send(self, method: str, url: str, body: object, context: ssl.SSLContext | None) -> Any:
         headers = {"Accept": f"{_JSON}, application/json", "Content-Type": _JSON, **self._login()}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=self.config.timeout_seconds, context=self._context(url)) as answer:
+        with urllib.request.urlopen(request, timeout=self.config.timeout_seconds, context=context) as answer:
             return json.load(answer)
 
     def _refused(self, error: urllib.error.HTTPError, url: str, path: str, missing: Any) -> Any:

@@ -26,11 +26,13 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 LAUNCHER, LOOKER = "launcher", "inspector"
 """The role that makes and removes a run's topics, and the one that reads everything and changes nothing."""
 
+_EVERYONE_READS = ("run",)
+"""What is fixed when a run is created, and whether it has ended."""
 _LOOKS_BACK: Mapping[str, tuple[str, ...]] = {
-    "source": ("prompts", "run"),
+    "source": ("prompts",),
     "trainer": ("steps", "deltas", "manifests"),
 }
-"""Topics that a role reads beyond the map: where it was when it ended, and whether its run has ended."""
+"""Topics that a role reads beyond the map: where it was when it ended."""
 
 Operation = Literal["READ", "WRITE", "DESCRIBE", "CREATE", "DELETE", "DESCRIBE_CONFIGS"]
 Resource = Literal["topic", "group", "transactional_id"]
@@ -86,7 +88,7 @@ def _on_topic(run: str, role: str, spec: TopicSpec) -> Iterator[Grant]:
     if stages & set(spec.writers):
         yield Grant(role, "topic", name, spec.per_policy, "WRITE")
     inputs = {topic for topics in SUB_TOPOLOGIES.values() for topic in topics} if role == "operators" else set()
-    if stages & set(spec.readers) or spec.name in inputs or spec.name in _LOOKS_BACK.get(role, ()):
+    if stages & set(spec.readers) or spec.name in inputs or spec.name in (*_EVERYONE_READS, *_LOOKS_BACK.get(role, ())):
         yield Grant(role, "topic", name, spec.per_policy, "READ")
 
 

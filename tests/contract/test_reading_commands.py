@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dump_config(config, place.config)
     with broker_of(place) as address:
         connection = Connection.of(config.kafka, "read", address)
+        connection.ensure_topics({"run": 1, "prompts": 1})  # by an administrator, ahead: they are taken
         create_topics(config, connection, resume=False)
         _refuses_to_create_the_run_twice(config, connection)
         _write(connection)

@@ -1,0 +1,139 @@
+"""Kafka that outlives the command which started it, and a worker that outlives any one of three nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_run import headrace
+from toy_worker import PARTITIONS, Chain, chain_of, check_chain, feed, running, toy_config, wait_for_chain
+
+from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka_cluster import Cluster, Plan
+from headrace.connectors.kafka_jars import LIBS_VARIABLE, find_java
+from headrace.connectors.kafka_node import free_port
+from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.processes import command_of, is_free
+from headrace.pipeline.runtime.worker import Worker
+from headrace.schemas.config import KafkaConfig
+from headrace.schemas.topics import partition_counts
+
+if not os.environ.get(LIBS_VARIABLE):
+    pytest.skip(f"nodes of Kafka from jars: set {LIBS_VARIABLE} (Java 17)", allow_module_level=True)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+LIBS = Path(os.environ[LIBS_VARIABLE])
+
+
+def three_free_ports() -> int:
+    """The first of three ports in a row that nobody uses."""
+    while True:
+        first = free_port() - 3
+        if all(is_free(port) for port in range(first, first + 3)):
+            return first
+
+
+def one_node(folder: Path, *words: str, port: int = 0) -> subprocess.CompletedProcess[str]:
+    options = ("--port", str(port), "--heap", "384m") if port else ()
+    return headrace("kafka", *words, "--folder", str(folder), *options)
+
+
+def test_up_outlives_its_command_and_is_idempotent_and_down_ends_only_its_own(tmp_path: Path) -> None:
+    folder, port = tmp_path / "kafka", free_port()
+    assert one_node(folder, "status").returncode == 78
+    try:
+        up = one_node(folder, "up", "--format", "json", port=port)
+        assert up.returncode == 0, up.stdout
+        assert json.loads(up.stdout)["started"] == [1]
+        Connection.of(KafkaConfig(), "probe", f"127.0.0.1:{port}").wait_for_broker(60)
+        again = one_node(folder, "up", "--format", "json", port=port)
+        assert json.loads(again.stdout)["started"] == [], "a running node was started again"
+        other = one_node(folder, "up", "--nodes", "3", port=port)
+        assert other.returncode == 78 and "holds a cluster with 1 plain node" in other.stdout
+        stranger = one_node(tmp_path / "second", "up", port=port)
+        assert stranger.returncode == 78
+        assert f"port {port} of 127.0.0.1 is taken by pid" in stranger.stdout and "--port" in stranger.stdout
+
+        (state,) = json.loads(one_node(folder, "status", "--format", "json").stdout)["nodes"]
+        os.kill(state["pid"], signal.SIGKILL)
+        _wait_gone(state["pid"])
+        stopped = one_node(folder, "status")
+        assert stopped.returncode == 1
+        _down_spares_whoever_has_the_old_pid(folder)
+        assert json.loads(one_node(folder, "up", "--format", "json", port=port).stdout)["started"] == [1]
+        (state,) = json.loads(one_node(folder, "status", "--format", "json").stdout)["nodes"]
+    finally:
+        down = one_node(folder, "down", "--delete")
+    assert "ended node 1" in down.stdout
+    assert command_of(state["pid"]) == "" and is_free(port) and not folder.exists()
+    assert "nothing ran" in one_node(folder, "down").stdout
+
+
+def _down_spares_whoever_has_the_old_pid(folder: Path) -> None:
+    """The pid of a dead node now belongs to somebody else, as happens after a reboot."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True) as innocent:
+        (folder / "node-1" / "pid").write_text(str(innocent.pid))
+        assert one_node(folder, "status").returncode == 1
+        assert "nothing ran" in one_node(folder, "down").stdout
+        assert innocent.poll() is None, "a process that is none of ours was ended"
+        innocent.kill()
+
+
+def _wait_gone(pid: int) -> None:
+    end = time.monotonic() + 30
+    while command_of(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert command_of(pid) == ""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("nodes") / "kafka")
+    try:
+        made.up(Plan(nodes=3, port=three_free_ports()), find_java(), LIBS, heap="256m", test=True)
+        yield made
+    finally:
+        made.down(delete=True)
+
+
+def test_a_worker_goes_on_when_any_one_of_three_nodes_is_killed(nodes: Cluster) -> None:
+    """The first to die is the coordinator of its group; the others coordinate its transactions and lead partitions."""
+    plan = nodes.plan()
+    assert plan is not None
+    run = f"toy-{uuid.uuid4().hex[:8]}"
+    config = toy_config(run).model_copy(update={"kafka": KafkaConfig(replication_factor=3)})
+    connection = Connection.of(config.kafka, run, nodes.bootstrap())
+    connection.ensure_topics(partition_counts(["main"], groups=PARTITIONS, inboxes=1, lanes=1))
+    numbers = range(900)
+    stop = StopSignal()
+    with running(Worker(connection, config, "assemble", "a", Chain, stop=stop), stop) as errors:
+        feeder = threading.Thread(target=feed, args=(connection, numbers, 0.02))
+        feeder.start()
+        wait_for_chain(connection, 30, 120)
+        first = _coordinator(connection, f"{run}.assemble")
+        for number in (first, *(n for n in (1, 2, 3) if n != first)):
+            pid = nodes.status()[number - 1].pid
+            os.kill(pid, signal.SIGKILL)
+            _wait_gone(pid)
+            before = len(chain_of(connection))
+            wait_for_chain(connection, min(before + 60, len(numbers)), 120)
+            assert not errors, f"the worker ended when node {number} died: {errors}"
+            assert nodes.up(plan, find_java(), LIBS, heap="256m", test=True) == [number]
+        feeder.join()
+        check_chain(wait_for_chain(connection, len(numbers), 120), numbers)
+    assert not errors
+
+
+def _coordinator(connection: Connection, group: str) -> int:
+    """The node that coordinates a consumer group."""
+    (future,) = connection.admin().describe_consumer_groups([group], request_timeout=30).values()
+    return int(future.result(30).coordinator.id)
