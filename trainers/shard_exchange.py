@@ -4,7 +4,8 @@ Goes in: on every rank the shards of the parameters that it holds anyway; comes 
 A byte crosses between ranks only where its owner is another rank; nobody gathers the model. Calls are collective.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from headrace.trainers.backends.backend import Shards
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.version_share import share_of
 
-__all__ = ("exchange",)
+__all__ = ("Exchange", "exchange", "plan_exchange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,52 @@ class _Run:
     tensor: Tensor
 
 
-def exchange(
-    layout: Layout,
-    shards: Shards,
-    held: Sequence[Mapping[str, tuple[int, int]]],
-    ranks: Ranks,
-    room: NDArray[np.uint8],
-) -> None:
-    """Fill ``room``, this rank's part of the image, from what all ranks hold.
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one rank sends to each rank and gets from each (itself included), in the order of the image.
 
-    held: for every rank, name -> elements (start, stop) that it holds. Raises DeltaError when an element is nobody's.
+    begin: where its part of the image begins, in bytes.
     """
-    runs = list(_runs(layout, held, ranks.size))
-    own = [share_of(layout, rank, ranks.size) for rank in range(ranks.size)]
-    begin = layout.segments[own[ranks.rank].start].offset if own[ranks.rank] else 0
-    covered = sum(run.end - run.begin for run in runs if run.target == ranks.rank)
-    wanted = sum(_overlap(tensor, begin, begin + room.size) for tensor in layout.tensors)
-    if covered != wanted:
-        raise DeltaError(f"rank {ranks.rank}: the ranks hold {covered} of {wanted} bytes of its share of the weights")
+
+    begin: int
+    outgoing: Mapping[int, Sequence[_Run]]
+    incoming: Mapping[int, Sequence[_Run]]
+
+
+def plan_exchange(layout: Layout, held: Sequence[Mapping[str, tuple[int, int]]], ranks: Ranks) -> Exchange:
+    """The exchange for what all ranks hold; the same table on every rank.
+
+    held: for every rank, name -> elements (start, stop). Raises DeltaError, on all ranks alike, unless they hold every
+    element once.
+    """
+    spans = []
+    for rank in range(ranks.size):
+        mine = share_of(layout, rank, ranks.size)
+        if mine:
+            last = layout.segments[mine[-1]]
+            spans.append((rank, layout.segments[mine[0]].offset, last.offset + last.nbytes))
+    outgoing: dict[int, list[_Run]] = {}
+    incoming: dict[int, list[_Run]] = {}
+    ends = [high for _, _, high in spans]
+    for tensor in layout.tensors:
+        parts = [(source, *table.get(tensor.name, (0, 0))) for source, table in enumerate(held)]
+        _refuse_gaps(tensor, [(start, stop) for _, start, stop in parts if stop > start])
+        for source, start, stop in parts:
+            low, high = tensor.offset + start * tensor.width, tensor.offset + stop * tensor.width
+            for target, begin, end in spans[bisect_right(ends, low) :]:
+                if begin >= high:
+                    break
+                run = _Run(source, target, max(low, begin), min(high, end), tensor)
+                if source == ranks.rank:
+                    outgoing.setdefault(target, []).append(run)
+                if target == ranks.rank:
+                    incoming.setdefault(source, []).append(run)
+    mine = share_of(layout, ranks.rank, ranks.size)
+    return Exchange(layout.segments[mine.start].offset if mine else 0, outgoing, incoming)
+
+
+def exchange(plan: Exchange, shards: Shards, ranks: Ranks, room: NDArray[np.uint8]) -> None:
+    """Fill ``room``, this rank's part of the image; all ranks call it with plans of the same table."""
 
     def piece(run: _Run) -> NDArray[np.uint8]:
         shard = shards[run.tensor.name]
@@ -56,15 +85,14 @@ def exchange(
         at = run.begin - run.tensor.offset - shard.start * run.tensor.width
         return octets[at : at + run.end - run.begin]
 
-    come: list[tuple[list[_Run], torch.Tensor]] = []
+    come: list[tuple[Sequence[_Run], torch.Tensor]] = []
     operations: list[dist.P2POp] = []
     for other in range(ranks.size):
-        outgoing = [run for run in runs if (run.source, run.target) == (ranks.rank, other)]
+        outgoing, incoming = plan.outgoing.get(other, ()), plan.incoming.get(other, ())
         if other == ranks.rank:
             for run in outgoing:
-                room[run.begin - begin : run.end - begin] = piece(run)
+                room[run.begin - plan.begin : run.end - plan.begin] = piece(run)
             continue
-        incoming = [run for run in runs if (run.source, run.target) == (other, ranks.rank)]
         if outgoing:
             message = torch.from_numpy(np.concatenate([piece(run) for run in outgoing])).to(ranks.device)
             operations.append(dist.P2POp(dist.isend, message, other, ranks.group))
@@ -78,26 +106,16 @@ def exchange(
     for incoming, message in come:
         octets, at = message.cpu().numpy(), 0
         for run in incoming:
-            room[run.begin - begin : run.end - begin] = octets[at : at + run.end - run.begin]
+            room[run.begin - plan.begin : run.end - plan.begin] = octets[at : at + run.end - run.begin]
             at += run.end - run.begin
 
 
-def _runs(layout: Layout, held: Sequence[Mapping[str, tuple[int, int]]], ranks: int) -> Iterator[_Run]:
-    """Every run of bytes with the rank that holds it and the rank that owns it, in the order of the image."""
-    spans = []
-    for rank in range(ranks):
-        mine = share_of(layout, rank, ranks)
-        if mine:
-            last = layout.segments[mine[-1]]
-            spans.append((rank, layout.segments[mine[0]].offset, last.offset + last.nbytes))
-    for tensor in layout.tensors:
-        for source, table in enumerate(held):
-            start, stop = (tensor.offset + n * tensor.width for n in table.get(tensor.name, (0, 0)))
-            for target, low, high in spans:
-                begin, end = max(start, low), min(stop, high)
-                if begin < end:
-                    yield _Run(source, target, begin, end, tensor)
-
-
-def _overlap(tensor: Tensor, begin: int, end: int) -> int:
-    return max(0, min(tensor.offset + tensor.size * tensor.width, end) - max(tensor.offset, begin))
+def _refuse_gaps(tensor: Tensor, parts: Sequence[tuple[int, int]]) -> None:
+    """Raise DeltaError unless parts cover a tensor, each element once."""
+    at = 0
+    for start, stop in sorted(parts):
+        if start != at:
+            break
+        at = stop
+    if at != tensor.size or sum(stop - start for start, stop in parts) != tensor.size:
+        raise DeltaError(f"the ranks hold elements {sorted(parts)} of {tensor.name}, which has {tensor.size}")

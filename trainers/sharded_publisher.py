@@ -16,8 +16,8 @@ from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.schemas.delta_steps import Kernels
 from headrace.trainers.backends.backend import Shards
 from headrace.trainers.ranks import Ranks
-from headrace.trainers.shard_exchange import exchange
-from headrace.trainers.step_to_delta import Attempt, Kind, VersionCommits, VersionTaken
+from headrace.trainers.shard_exchange import Exchange, exchange, plan_exchange
+from headrace.trainers.step_to_delta import Attempt, Kind, VersionCommits, settled
 from headrace.trainers.version_share import VersionShare
 
 __all__ = ("ShardedPublisher",)
@@ -50,6 +50,8 @@ class ShardedPublisher:
             store, keys, layout, rank=ranks.rank, ranks=ranks.size, context=context, kernels=kernels
         )
         self._attempt: Attempt | None = None
+        self._held: list[dict[str, tuple[int, int]]] = []
+        self._plan = Exchange(0, {}, {})
 
     @property
     def baseline(self) -> CommittedVersion | None:
@@ -78,7 +80,9 @@ class ShardedPublisher:
         if parent is not None and version > parent.version and self._share.version != parent:
             self._everywhere(lambda: self._load(parent))
         held = self._ranks.gather({name: (one.start, one.start + one.bits.size) for name, one in shards.items()})
-        self._everywhere(lambda: exchange(self._layout, shards, held, self._ranks, self._share.room()))
+        if self._held != held:
+            self._held, self._plan = held, plan_exchange(self._layout, held, self._ranks)
+        exchange(self._plan, shards, self._ranks, self._share.room())
         same = (version, lineage, batch, parent, kind)
         attempt = self._attempt
         if not all(self._ranks.gather(attempt is not None and attempt.serves(same) and self._share.drafted())):
@@ -90,15 +94,7 @@ class ShardedPublisher:
             reports = self._everywhere(lambda: self._share.upload(draft))
             attempt = self._attempt = Attempt(same, self.commits.manifest(draft, lineage, batch, reports), began)
         manifest = attempt.manifest
-        try:
-            committed = self._together(lambda: self.commits.commit(manifest))
-        except VersionTaken:
-            self._attempt = None
-            self._share.give_up()
-            raise
-        self._attempt = None
-        self._share.promote(committed)
-        return committed
+        return settled(self._share, lambda: self._together(lambda: self.commits.commit(manifest)))
 
     def _load(self, parent: CommittedVersion) -> None:
         """Take this rank's share of a committed version as baseline. Raises as ``DeltaPublisher.load_baseline``."""

@@ -7,7 +7,7 @@ fails, is repeated or loses a race never lets store and trainer disagree.
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -25,7 +25,7 @@ from headrace.schemas.delta_shard import root_of
 from headrace.schemas.delta_steps import Kernels
 from headrace.trainers.version_share import Draft, ShareReport, VersionShare
 
-__all__ = ("Attempt", "DeltaPublisher", "VersionCommits", "VersionTaken")
+__all__ = ("Attempt", "DeltaPublisher", "VersionCommits", "VersionTaken", "settled")
 
 _HINT_EVERY = 16
 _ANNOUNCED = 64 << 10
@@ -159,6 +159,20 @@ class Attempt:
         return self.same == same and time.monotonic() - self.began < _STALE_AFTER
 
 
+def settled(share: VersionShare, commit: Callable[[], CommittedVersion]) -> CommittedVersion:
+    """Commit what a share uploaded and make it the baseline, or forget it when another writer has the version.
+
+    After any other error the share keeps it, so that the same call can be repeated.
+    """
+    try:
+        committed = commit()
+    except VersionTaken:
+        share.give_up()
+        raise
+    share.promote(committed)
+    return committed
+
+
 class DeltaPublisher:
     """Publishes the versions of one policy from one process that has all weights.
 
@@ -242,15 +256,8 @@ class DeltaPublisher:
             report = self._share.upload(draft)
             attempt = Attempt(same, self.commits.manifest(draft, lineage, batch, [report]), began)
             self._attempt = attempt
-        try:
-            committed = self.commits.commit(attempt.manifest)
-        except VersionTaken:
-            self._attempt = None
-            self._share.give_up()
-            raise
-        self._attempt = None
-        self._share.promote(committed)
-        return committed
+        manifest = attempt.manifest
+        return settled(self._share, lambda: self.commits.commit(manifest))
 
 
 def _joined(parts: Iterable[tuple[ShardRef, ...]]) -> tuple[ShardRef, ...]:

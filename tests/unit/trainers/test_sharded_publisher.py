@@ -15,7 +15,7 @@ from headrace.schemas.delta_layout import DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.trainers.backends.backend import TensorShard
 from headrace.trainers.ranks import Ranks
-from headrace.trainers.shard_exchange import exchange
+from headrace.trainers.shard_exchange import plan_exchange
 from headrace.trainers.sharded_publisher import ShardedPublisher
 from headrace.trainers.step_to_delta import DeltaPublisher, VersionCommits
 from headrace.trainers.version_share import VersionShare, share_of
@@ -96,12 +96,38 @@ def test_one_rank_alone_publishes_as_the_single_trainer_does(tmp_path: Path) -> 
     assert np.array_equal(reader.snapshot().weights["embed"], weights_of(2)["embed"])
 
 
-def test_weights_that_nobody_holds_are_refused() -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("parts", [[(0, 700), (701, 1500)], [(0, 800), (700, 1500)], [(0, 700), (700, 1499)], [(0, 0)]])
+def test_weights_that_nobody_holds_or_two_hold_are_refused_on_every_rank(
+    rank: int, parts: list[tuple[int, int]]
+) -> None:
+    sizes = {name: array.size for name, array in weights_of(0).items()}
+    held = [{**{name: (0, size) for name, size in sizes.items()}, "embed": (0, 0)}, {}]
+    for number, part in enumerate(parts):
+        held[number] = {**held[number], "embed": part}
+    with pytest.raises(DeltaError, match="of embed, which has 1500"):
+        plan_exchange(the_layout(), held, Ranks(rank, 2))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_every_byte_goes_from_its_holder_to_its_owner_once(ranks: int) -> None:
     layout = the_layout()
-    shards = {name: TensorShard(0, array.reshape(-1)[:-1]) for name, array in weights_of(0).items()}
-    held = [{name: (0, one.bits.size) for name, one in shards.items()}]
-    with pytest.raises(DeltaError, match="rank 0: the ranks hold"):
-        exchange(layout, shards, held, Ranks(), layout.image())
+    cuts = {name: [array.size * n // ranks for n in range(ranks + 1)] for name, array in weights_of(0).items()}
+    held = [{name: (at[r], at[r + 1]) for name, at in cuts.items()} for r in range(ranks)]
+    plans = [plan_exchange(layout, held, Ranks(rank, ranks)) for rank in range(ranks)]
+    for target, plan in enumerate(plans):
+        room, mine = np.zeros(layout.nbytes, np.uint8), share_of(layout, target, ranks)
+        for source, runs in plan.incoming.items():
+            assert list(runs) == list(plans[source].outgoing[target])
+            for run in runs:
+                room[run.begin : run.end] += 1
+        inside = np.zeros(layout.nbytes, bool)
+        for number in mine:
+            inside[layout.segments[number].offset :][: layout.segments[number].nbytes] = True
+        wanted = np.zeros(layout.nbytes, np.uint8)
+        for tensor in layout.tensors:
+            wanted[tensor.offset : tensor.offset + tensor.size * tensor.width] = 1
+        assert np.array_equal(room, wanted * inside)
 
 
 def test_shards_of_zero3_are_published_without_gathering(tmp_path: Path) -> None:
