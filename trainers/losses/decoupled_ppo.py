@@ -3,7 +3,7 @@
 Three named streams go in: behave (as sampled, any mix of versions), prox (the policy at the start of the step) and new.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -20,15 +20,11 @@ class DecoupledPPOOptions(PPOOptions):
     anchor: Literal["prox"] = "prox"
     behave: Correction = Correction()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_weight(cls, given: Any) -> Any:
-        """``behave`` is this loss's name of the correction."""
-        if isinstance(given, dict):
-            if "correction" in given:
-                raise ValueError("decoupled_ppo calls the correction `behave`")
-            return {**given, "correction": given.get("behave", Correction())}
-        return given
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        if "correction" in self.model_fields_set:
+            raise ValueError("decoupled_ppo calls the correction `behave`")
+        return self
 
 
 class DecoupledPPO(PPO):
@@ -39,3 +35,6 @@ class DecoupledPPO(PPO):
     """
 
     Options: ClassVar[type[LossOptions]] = DecoupledPPOOptions
+
+    def __init__(self, options: DecoupledPPOOptions) -> None:
+        super().__init__(options.model_copy(update={"correction": options.behave}))

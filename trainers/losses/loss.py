@@ -128,9 +128,9 @@ def configured(cls: Any, options: Mapping[str, Any], where: str) -> Any:
         return cls(cls.Options(**options))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join([where, *(str(part) for part in first["loc"])])
         valid = ", ".join(cls.Options.model_fields)
-        raise ConfigurationError(f"{where}.{key}: {first['msg']}; {cls.__name__} knows {valid}") from error
+        raise ConfigurationError(f"{key}: {first['msg']}; {cls.__name__} knows {valid}") from error
 
 
 def select(x: Tensor, mask: Tensor) -> Tensor:

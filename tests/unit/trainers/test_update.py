@@ -116,10 +116,66 @@ def test_a_penalty_holds_to_the_first_weights(model: Path) -> None:
     assert second > 0
 
 
+LIKE_PPO = ("ppo", "grpo", "decoupled_ppo", "dapo", "cispo", "m2po", "reinforce", "gspo")
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_losses_part_from_the_second_update_on(model: Path, updates: int) -> None:
+    """On data of the present weights; one update is the same for all, four differ where the formulas do."""
+    ends = {}
+    for name in LIKE_PPO:
+        learn, backend = learner(model, loss=name, updates_per_batch=updates, lr=0.02, depth=0, max_grad_norm=0.0)
+        items = make_items(1, groups=4, size=4, version=0, seed=0, behave=exact(backend))
+        learned = learn.train(items, manifest_of(1, items), 0)
+        assert learned.updates == updates
+        ends[name] = bits(backend)
+    alike = {name for name in LIKE_PPO if (ends[name] != ends["ppo"]).mean() < 0.02}
+    if updates == 1:
+        assert alike == set(LIKE_PPO), "only roundings at a bf16 boundary may differ"
+    else:
+        assert {"grpo", "decoupled_ppo"} <= alike and not {"cispo", "reinforce", "gspo", "m2po"} & alike
+
+
+@pytest.mark.parametrize(("unit", "weight"), [("trajectory", 0.5), ("sequence", 3 / 4)])
+def test_a_trajectory_of_three_sequences_weighs_one_or_three(model: Path, unit: str, weight: float) -> None:
+    """The loss of one update of plain policy gradient on two trajectories, by hand."""
+    options = {"correction": {"action": "off"}}
+    given = {"loss": "reinforce", "loss_options": options, "advantage": "dr", "aggregation": "seq-mean-token-mean"}
+    learn, backend = learner(model, depth=0, aggregation_unit=unit, **given)
+    first, second = make_items(1, groups=1, size=2, version=0, seed=0)
+    items = [replace(first, sequences=first.sequences * 3), second]
+    rows = [rows_of([item], lambda group: [1.0]) for item in (first, second)]
+    means = []
+    for row in rows:
+        (micro,) = pack(row, 10_000)
+        means.append(float(backend.logprobs(micro, gradient=False)[micro.mask].mean()))
+    gains = [item.shaped_reward - item.group_mean for item in (first, second)]
+    wanted = -(weight * gains[0] * means[0] + (1 - weight) * gains[1] * means[1])
+    assert learn.train(items, manifest_of(1, items), 0).loss == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["loglinear", "linear", "behave"])
+def test_prox_may_be_approximated(model: Path, method: str) -> None:
+    """Without a forward pass before the first update: of data sampled by the present weights it is behave."""
+    learn, backend = learner(model, prox=method, updates_per_batch=2, lr=0.05)
+    items = make_items(1, groups=4, size=4, version=0, seed=0, behave=exact(backend))
+    calls = []
+    real = backend.logprobs
+    backend.logprobs = lambda micro, *, gradient: calls.append(micro) or real(micro, gradient=gradient)  # type: ignore[func-returns-value,method-assign]
+    metrics = learn.train(items, manifest_of(1, items), 0).metrics
+    assert not calls and metrics["correction/weight"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["prox_kl"] != 0
+
+
 @pytest.mark.parametrize(
     ("over", "message"),
     [
         ({"trainer": {"loss": "ppo", "loss_options": {"correction": {"action": "off"}}}}, "does not correct"),
+        ({"trainer": {"loss": "tis", "loss_options": {"correction": {"action": "off"}}}}, "switch its correction on"),
+        ({"trainer": {"loss": "reinforce", "loss_options": {"anchor": "behave"}}}, "depth is 1, so data comes from"),
+        ({"trainer": {"loss_options": {"behave": {"action": "off"}}}}, "decoupled_ppo as configured does not correct"),
+        ({"trainer": {"loss_options": {"correction": {"upper": 3}}}}, "calls the correction `behave`"),
+        ({"trainer": {"loss_options": {"behave": {"upper": 0}}}}, "loss_options.behave.upper"),
         ({"trainer": {"loss": "pop"}}, "did you mean 'ppo'"),
         ({"trainer": {"advantage": "gruop"}}, "did you mean 'group'"),
         ({"trainer": {"aggregation": "mean"}}, "token-mean"),

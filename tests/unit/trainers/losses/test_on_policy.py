@@ -1,7 +1,7 @@
 """Gradients on a policy small enough to write them down: equal at one update, and as each formula says at the fourth.
 
-The policy is a table of logits; tokens are sampled from it, and three noisy steps of plain policy gradient lead away from the
-policy that sampled. Every gradient is then a sum of per-token factors times the gradient of the token's log-prob.
+The policy is a table of logits; tokens are sampled from it, and three noisy steps of plain policy gradient lead away
+from the policy that sampled. Every gradient is then a sum of per-token factors times the gradient of a log-prob.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.connectors.plugins import load
+from headrace.connectors.plugins import installed, load
 from headrace.trainers.losses.loss import Loss, Streams, configured
 from headrace.trainers.losses.m2po import M2PO
 
 ROWS, TOKENS, VOCABULARY = 6, 5, 7
-PPO_LIKE = (
-    "ppo", "grpo", "dapo", "decoupled_ppo", "cispo", "m2po", "reinforce", "tis", "icepop", "gmpo", "sapo", "gspo",
-)  # fmt: skip
+EVERY = sorted(installed("headrace.losses"))
 
 
 def made(name: str, **options: Any) -> Loss:
@@ -98,10 +96,10 @@ def m2po_factors(r: Tensor) -> Tensor:
     return clipped(r, found.low, found.high)
 
 
-def dppo_factors(r: Tensor) -> Tensor:
+def dppo_factors(r: Tensor, limit: float = 0.2, both: bool = False) -> Tensor:
     old = POLICY.logprobs(POLICY.start)
     rise = (old + r.log()).exp() - old.exp()
-    drop = ((A > 0) & (rise > 0.2)) | ((A <= 0) & (rise < -0.2))
+    drop = ((A > 0) | both) & (rise > limit) | ((A <= 0) | both) & (rise < -limit)
     return torch.where(drop, 0, -A * r) + 2e-3 * r.log()
 
 
@@ -134,10 +132,11 @@ FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "gmpo": gmpo_factors,
     "m2po": m2po_factors,
     "dppo": dppo_factors,
+    "ipo": lambda r: dppo_factors(r, 0.1, True),
 }
 
 
-@pytest.mark.parametrize("name", PPO_LIKE)
+@pytest.mark.parametrize("name", EVERY)
 def test_at_one_update_all_are_the_plain_policy_gradient(name: str) -> None:
     found = POLICY.gradient(made(name), POLICY.start)
     assert torch.allclose(found, POLICY.weighed(-A, POLICY.start), atol=1e-12)
@@ -157,6 +156,10 @@ def test_at_the_fourth_update_they_differ_where_their_formulas_do() -> None:
     same = {frozenset({a, b}) for a in found for b in found if a < b and torch.allclose(found[a], found[b])}
     alike = [("ppo", "grpo", "decoupled_ppo", "icepop"), ("reinforce", "tis")]
     assert same == {frozenset({a, b}) for names in alike for a in names for b in names if a < b}
+
+
+def test_every_loss_has_its_formula_here() -> None:
+    assert set(FACTORS) == set(EVERY)
 
 
 def test_the_policy_has_gone_far_enough_for_every_clip() -> None:
