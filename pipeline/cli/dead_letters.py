@@ -1,4 +1,4 @@
-"""``headrace dead-letters``: records that a stage could not use, where they lay and why."""
+"""``headrace dead-letters``: records that a stage could not use, where they lay and why; and back again."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +56,30 @@ def show(
     for name, text in headers.items():
         sys.stdout.write(f"{name}: {text}\n")
     sys.stdout.write(f"value: {len(value)} bytes, beginning {value[:_SHOWN_BYTES]!r}\n")
+
+
+@app.command()
+def requeue(
+    offset: Annotated[int, typer.Argument(help="Offset in dead-letters, as `list` says.")],
+    value: Annotated[str, typer.Option("--value", metavar="FILE", help="Mended bytes to write instead.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Also when it was put back before.")] = False,
+    folder: FolderOption = "",
+    run: RunOption = "",
+    bootstrap: ClusterOption = "",
+    output: Output = Format.text,
+) -> None:
+    """Put a dead letter back into the topic that it came from, for its stage to try again."""
+    from pathlib import Path
+
+    from headrace.pipeline.requeue import requeue as put_back
+
+    mended = Path(value).read_bytes() if value else None
+    with reading(folder, run, bootstrap) as connection:
+        place = put_back(connection, offset, value=mended, again=again)
+    if output is Format.json:
+        print_json({"letter": offset, "place": str(place)})
+    else:
+        sys.stdout.write(f"dead-letters[0]@{offset} is {place} now\n")
 
 
 def _about(raw: "RawRecord", run: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topics": ("headrace.pipeline.cli.topics", "Look into the topics of a run"),
     "groups": ("headrace.pipeline.cli.groups", "Positions of the consumer groups of a run"),
     "trace": ("headrace.pipeline.cli.trace", "Follow one prompt from its record to the step that trained it"),
+    "replay": ("headrace.pipeline.cli.replay", "Decide again on recorded records with other operators, and compare"),
     "dead-letters": ("headrace.pipeline.cli.dead_letters", "Records that a stage could not use"),
     "deltas": ("headrace.pipeline.cli.deltas", "Weights in the object store: list, show, verify, merge, prune"),
     "flow": ("headrace.pipeline.cli.flow", "The path of the data: stages, topics, records"),

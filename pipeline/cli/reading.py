@@ -18,7 +18,16 @@ from headrace.schemas.errors import ConfigurationError
 if TYPE_CHECKING:
     from headrace.connectors.kafka import Connection, RawRecord
 
-__all__ = ("ClusterOption", "FolderOption", "RunOption", "abbreviated", "reading", "record_lines", "when")
+__all__ = (
+    "ClusterOption",
+    "FolderOption",
+    "RunOption",
+    "abbreviated",
+    "newest_run",
+    "reading",
+    "record_lines",
+    "when",
+)
 
 FolderOption = Annotated[str, typer.Option("--folder", "-f", help="Run folder; without it the newest one in runs/.")]
 RunOption = Annotated[str, typer.Option("--run", help="Run id on the cluster of --bootstrap, instead of a folder.")]
@@ -34,10 +43,10 @@ def reading(folder: str, run: str, bootstrap: str) -> Iterator["Connection"]:
     from headrace.connectors.kafka import Connection
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.local_broker import broker_of
-    from headrace.schemas.config import KafkaConfig
+    from headrace.schemas.config import default_kafka
 
     if run and bootstrap:
-        yield Connection.of(KafkaConfig(), run, bootstrap)
+        yield Connection.of(default_kafka(), run, bootstrap)
         return
     path = Path(folder) if folder else Path("runs") / run if run else newest_run()
     place = RunFolder.existing(path)

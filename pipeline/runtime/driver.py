@@ -17,7 +17,7 @@ from headrace.pipeline.runtime.timers import Timers
 from headrace.schemas import codec
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import Record
+from headrace.schemas.records import Record, Stop
 from headrace.schemas.topics import SUB_TOPOLOGIES, partition_counts
 
 __all__ = ("Counts", "Crash", "Entry", "TopologyDriver")
@@ -36,6 +36,9 @@ class Entry:
     record: Record
     key: bytes | None = None
     value: bytes = b""
+
+
+_FORGOTTEN = Entry(-1, Stop(reason="forgotten"))
 
 
 class Counts:
@@ -172,6 +175,20 @@ class TopologyDriver:
         """Whether a task has input to read."""
         task = self.tasks[sub_topology, number]
         return any(len(self.log[place]) > task.positions[place] for place in task.inputs if place[0] not in task.paused)
+
+    def forget(self, place: Place) -> None:
+        """Drop what the newest record of a place holds; its offset stays. For long inputs that are read once."""
+        if self.log[place]:
+            self.log[place][-1] = _FORGOTTEN
+
+    def next_due_ms(self, sub_topology: str) -> tuple[int, int] | None:
+        """The first timer of any of its tasks: (when it is due, number of the task); None without timers."""
+        due = [
+            (at, number)
+            for (sub, number), task in self.tasks.items()
+            if sub == sub_topology and task.timers is not None and (at := task.timers.next_due_ms()) is not None
+        ]
+        return min(due, default=None)
 
     # ------------------------------------------------------------------------------------------------ turns
 

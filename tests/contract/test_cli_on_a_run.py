@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
@@ -383,3 +384,37 @@ def test_create_makes_what_the_map_says_and_leaves_what_is_there(
     made = Connection.of(KafkaConfig(), run, bootstrap)
     assert made.list_run_topics() == told[0]["topics"] == partition_counts(["main"], groups=8, inboxes=64, lanes=8)
     made.delete_run_topics()
+
+
+def test_a_dead_letter_goes_back_once_with_its_own_bytes_key_and_headers(
+    connection: Connection, headrace: Headrace, tmp_path: Path
+) -> None:
+    value, run = b"", connection.topic("prompts")
+    producer = connection.producer("letters")
+    places: list[int] = []
+    for size in (7, 2 << 20):
+        value = b"y" * size
+        own: list[tuple[str, bytes | None]] = [("mine", b"kept")]
+        headers = letter_headers(
+            ValueError("no"), topic=run, partition=0, offset=1, value=value, headers=own, stage="schedule"
+        )
+        producer.produce(
+            connection.topic("dead-letters"), letter_value(value), partition=0, key=b"k", headers=headers,
+            on_delivery=lambda _, message: places.append(message.offset() or 0),
+        )  # fmt: skip
+    assert producer.flush(20) == 0
+    small, large = places
+    place = json.loads(headrace("dead-letters", "requeue", str(small), "--format", "json"))["place"]
+    offset = int(place.split("@")[1])
+    back = next(iter(connection.read_topic("prompts", {0: offset})))
+    assert (back.key, back.value) == (b"k", b"y" * 7)
+    assert back.headers == [("mine", b"kept"), ("hr-requeued", str(small).encode())]
+    assert f"was put back as {place}" in headrace("dead-letters", "requeue", str(small), status=78)
+    assert headrace("dead-letters", "requeue", str(small), "--again").startswith(f"dead-letters[0]@{small} is prompts")
+    assert "only the first 65536 of 2097152 bytes" in headrace("dead-letters", "requeue", str(large), status=78)
+    mended = tmp_path / "mended"
+    mended.write_bytes(b"whole")
+    headrace("dead-letters", "requeue", str(large), "--value", str(mended))
+    *_, last = connection.read_topic("prompts", {0: offset})
+    assert last.value == b"whole"
+    assert "does not exist" in headrace("dead-letters", "requeue", "999", status=78)
