@@ -177,6 +177,8 @@ class RolloutWorker:
                 self._report(made - tokens, time.monotonic() - reported)
                 reported, tokens = time.monotonic(), made
         await asyncio.gather(*self._holdings.cancel_all(), return_exceptions=True)
+        if not self._ended:
+            self._holdings.bid_farewell(next_sequence=self._inbox.next_sequence, inbox=self._inbox.partition)
 
     def _patience(self) -> float:
         pending = len(self._holdings) > 0 or self._delivery.unacknowledged > 0

@@ -7,6 +7,7 @@ read from the environment only and never written. ``dump_config`` writes the res
 import difflib
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ __all__ = (
     "StoreConfig",
     "StreamConfig",
     "TrainerConfig",
+    "default_kafka",
     "dump_config",
     "load_config",
     "read_config",
@@ -99,14 +101,21 @@ class KafkaConfig(Section):
     """Further librdkafka settings for every client, such as ``client.rack``."""
 
 
+StageName = Literal["schedule", "assemble", "batch"]
+
+
+def _only_schedule() -> list[StageName]:
+    return ["schedule"]
+
+
 class RuntimeConfig(Section):
     """``[runtime]``: how operator workers keep the state of their tasks, and what they do with unusable records."""
 
-    on_disk: list[Literal["schedule", "assemble", "batch"]] = Field(default_factory=list)
+    on_disk: list[StageName] = Field(default_factory=list)
     """Sub-topologies whose state lies in SQLite files instead of memory, for pools larger than memory."""
     folder: str = ""
     """Where these files lie, on each operator's machine; empty: ``state`` in the run folder."""
-    standby: list[Literal["schedule", "assemble", "batch"]] = Field(default_factory=lambda: ["schedule"])
+    standby: list[StageName] = Field(default_factory=_only_schedule)
     """Sub-topologies of which every operator worker follows the state of tasks that others run: takeover is instant."""
     standby_bytes: int = Field(64 << 20, ge=0)
     """State that one worker follows at most; above it, it follows nothing and restores on demand."""
@@ -424,6 +433,12 @@ def read_kafka_section(file: str | Path) -> KafkaConfig:
     except ValidationError as error:
         details = [{**detail, "loc": ("kafka", *detail["loc"])} for detail in error.errors()]
         raise ConfigurationError("\n".join(_explain(detail, str(file)) for detail in details)) from error
+
+
+def default_kafka() -> KafkaConfig:
+    """What commands that name no run folder take: the ``[kafka]`` section of the file HEADRACE_KAFKA_CONFIG, if set."""
+    file = os.environ.get("HEADRACE_KAFKA_CONFIG")
+    return read_kafka_section(file) if file else KafkaConfig()
 
 
 def dump_config(config: RunConfig, path: str | Path) -> None:

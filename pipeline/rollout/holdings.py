@@ -95,17 +95,24 @@ class Holdings:
         """Send a Demand when one is due."""
         if self.due() > 0:
             return
-        now = self._now()
-        self._sent, self._changed = now, False
+        self._sent, self._changed = self._now(), False
+        self._say(self._incarnation, self._capacity, next_sequence, inbox, versions)
+
+    def bid_farewell(self, *, next_sequence: int, inbox: int) -> None:
+        """Give up every lease at once: as of an incarnation that takes nothing, so that no one waits for silence."""
+        self._held.clear()
+        self._say(max(self._incarnation + 1, int(self._now() * 1000)), 0, next_sequence, inbox, {})
+
+    def _say(self, incarnation: int, capacity: int, next_sequence: int, inbox: int, versions: dict[int, int]) -> None:
         self._send(
             Demand(
                 worker=self._worker,
-                incarnation=self._incarnation,
+                incarnation=incarnation,
                 role="any",
-                capacity=self._capacity,
+                capacity=capacity,
                 next_sequence=next_sequence,
                 inbox=inbox,
-                sent_ms=int(now * 1000),
+                sent_ms=int(self._now() * 1000),
                 policies=[HostedPolicy(policy=p, version=v) for p, v in versions.items()],
                 held=[held.view for held in self._held.values()],
             )

@@ -40,7 +40,8 @@ class Copy:
     """Stores and how far they were read.
 
     at: next offset by changelog topic. whole: monotonic time at which nothing below ``at`` was missing. ends: where a
-    restoration is complete; empty for a copy that is followed. seen: keys found in a second reading.
+    restoration is complete; empty for a copy that is followed. seen: keys found in a second reading. target: ends that
+    the topics had at the monotonic time ``asked``.
     """
 
     stores: Stores
@@ -49,6 +50,8 @@ class Copy:
     ends: dict[str, int] = field(default_factory=dict)
     seen: dict[str, set[bytes]] | None = None
     nbytes: int = 0
+    target: dict[str, int] = field(default_factory=dict)
+    asked: float = 0.0
 
 
 class Copies:
@@ -163,13 +166,15 @@ class Copies:
         if not followed or now - self._compared < FOLLOW_EVERY_SECONDS:
             return
         self._compared = now
-        found = ends([(topic, n) for n, copy in followed.items() for topic in copy.at])
-        for number, copy in followed.items() if found is not None else ():
-            if all(at >= found[topic, number] for topic, at in copy.at.items()):
-                if now - copy.whole <= FORGET_SECONDS:
-                    copy.whole = now
-                else:
+        for number, copy in followed.items():
+            if copy.target and all(copy.at[topic] >= end for topic, end in copy.target.items()):
+                if now - copy.whole > FORGET_SECONDS:
                     self._start_over(number, copy)
+                copy.whole = max(copy.whole, copy.asked)
+        found = ends([(topic, n) for n, copy in followed.items() for topic in copy.at])
+        if found is not None:
+            for number, copy in followed.items():
+                copy.target, copy.asked = {topic: found[topic, number] for topic in copy.at}, now
         self._weigh(followed)
 
     def close(self) -> None:
@@ -235,7 +240,7 @@ class Copies:
         for store in copy.stores.values():
             store.retain(())
         copy.at = {topic: self._starts((topic, number)) for topic in copy.stores}
-        copy.whole, copy.seen, copy.nbytes = time.monotonic(), None, 0
+        copy.whole, copy.seen, copy.nbytes, copy.target = time.monotonic(), None, 0, {}
         self._assigned = False
 
     def _weigh(self, followed: Mapping[int, Copy]) -> None:

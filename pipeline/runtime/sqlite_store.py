@@ -8,6 +8,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from headrace.pipeline.runtime.store import OverlayStore
 from headrace.schemas.errors import HeadraceError
@@ -43,11 +44,11 @@ class SqliteStore(OverlayStore):
 
     def __len__(self) -> int:
         """Committed entries; costs a pass over the keys."""
-        return int(self._one("SELECT count(*) FROM entry"))
+        return self._number("SELECT count(*) FROM entry")
 
     def nbytes(self) -> int:
         """Bytes of committed keys and values; costs a pass over all of them."""
-        return int(self._one("SELECT coalesce(sum(length(key) + length(value)), 0) FROM entry"))
+        return self._number("SELECT coalesce(sum(length(key) + length(value)), 0) FROM entry")
 
     def close(self) -> None:
         """Forget everything and remove the file."""
@@ -56,8 +57,8 @@ class SqliteStore(OverlayStore):
         self._path.unlink(missing_ok=True)
 
     def _read(self, key: bytes) -> bytes | None:
-        value = self._one("SELECT value FROM entry WHERE key = ?", key)
-        return None if value is None else bytes(value)
+        found = self._all("SELECT value FROM entry WHERE key = ?", key)
+        return found[0][0] if found else None
 
     def _range(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Page by page; a commit in between ends it with an error, as a dictionary's would."""
@@ -88,11 +89,10 @@ class SqliteStore(OverlayStore):
         except sqlite3.Error as error:
             raise self._failed("cannot be written", error) from error
 
-    def _one(self, query: str, *values: bytes) -> int | bytes | None:
-        found = self._all(query, *values)
-        return found[0][0] if found else None
+    def _number(self, query: str) -> int:
+        return int(self._all(query)[0][0])
 
-    def _all(self, query: str, *values: bytes) -> list[tuple[bytes, bytes]]:
+    def _all(self, query: str, *values: bytes) -> list[Any]:
         try:
             return self._base.execute(query, values).fetchall()
         except sqlite3.Error as error:

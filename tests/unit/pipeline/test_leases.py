@@ -205,3 +205,15 @@ def test_everything_comes_back_from_the_store() -> None:
     assert {k: v for k, v in again.of_worker.items() if v} == {k: v for k, v in desk.leases.of_worker.items() if v}
     assert [w.issued for w in again.workers.values()] == [w.issued for w in desk.leases.workers.values()]
     assert again.overdue(2000) == [w for w in again.work.values() if w.worker]
+
+
+def test_a_worker_that_says_farewell_loses_its_leases_at_once_and_gets_no_more() -> None:
+    desk = Desk()
+    desk.demand(capacity=3)
+    for group in range(2):
+        desk.queue(group)
+        assert desk.give() is not None
+    lost = desk.demand(incarnation=2, capacity=0)
+    assert {work.group for work in lost} == {0, 1}
+    desk.queue(5)
+    assert desk.give() is None

@@ -68,3 +68,18 @@ def test_a_task_is_held_until_dropped_and_a_cancelled_episode_ends(task: Task) -
         assert world.holdings.due() > 1, "dropping what is not held is no change"
 
     asyncio.run(play())
+
+
+def test_a_farewell_ends_every_lease_and_takes_nothing(task: Task) -> None:
+    async def play() -> None:
+        world = World()
+        world.holdings.take(task, asyncio.create_task(asyncio.sleep(60)))
+        world.announce(0, next_sequence=13)
+        episodes = world.holdings.cancel_all()
+        await asyncio.gather(*episodes, return_exceptions=True)
+        world.holdings.bid_farewell(next_sequence=13, inbox=3)
+        last = world.sent[-1]
+        assert (last.capacity, last.held, last.policies, last.inbox) == (0, [], [], 3)
+        assert last.incarnation > 7, "schedule takes it for a successor, so all leases are lost at once"
+
+    asyncio.run(play())
