@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Item
 from headrace.trainers.advantages.advantage import AddUp, Advantage, BatchAdvantage, Needs, Scored
 from headrace.trainers.batching import MicroBatch, Row, group_values
@@ -46,11 +47,13 @@ def scored_rows(
 ) -> list[Row]:
     """Rows with advantages, and with values and returns where ``values`` are given; collective.
 
-    values, kl: one array for each row, as ``Scored`` has them.
+    values, kl: one array for each row, as ``Scored`` has them. Raises ConfigurationError when an advantage is not
+    finite: rewards are, so it is the plug-in's mistake, and training on it would change nothing or everything.
     """
     if not isinstance(advantage, BatchAdvantage):
         each = group_values(items, advantage)
-        return [replace(r, advantages=np.where(r.mask, np.float32(each[r.item]), np.float32(0))) for r in rows]
+        out = [replace(r, advantages=np.where(r.mask, np.float32(each[r.item]), np.float32(0))) for r in rows]
+        return _checked(out, items, advantage)
     own: dict[int, list[int]] = {}
     for at, row in enumerate(rows):
         own.setdefault(row.item, []).append(at)
@@ -62,7 +65,19 @@ def scored_rows(
             if found.returns:
                 returns = found.returns[number].astype(np.float32)
                 out[at] = replace(out[at], values=values[at], returns=returns)
-    return out
+    return _checked(out, items, advantage)
+
+
+def _checked(rows: list[Row], items: Sequence[Item], advantage: object) -> list[Row]:
+    for row in rows:
+        if (bad := row.advantages[~np.isfinite(row.advantages)]).size:
+            item = items[row.item]
+            raise ConfigurationError(
+                f"advantage {type(advantage).__name__} gave {bad[0]} for group "
+                f"{item.group}, replica {item.replica} (reward {item.shaped_reward:g}, mean {item.group_mean:g}, "
+                f"deviation {item.group_std:g}, {item.group_count} counted); mend it or take another"
+            )
+    return rows
 
 
 def _scored(item: Item, rows: Sequence[Row], indices: Sequence[int], values: Arrays, kl: Arrays) -> Scored:

@@ -38,8 +38,11 @@ class Tally:
         self.loss.append(part.detach())
         self.count("tokens", float(micro.mask.sum()))
         self.count("rows", float(micro.mask.any(-1).sum()))
-        exact = {} if entropy is None else {"entropy": select(entropy, micro.mask).sum()}
-        self.sum_up({**terms.sums, **exact})
+        gain = select(micro.advantages, micro.mask)
+        own = {"advantage/abs_mean": gain.abs().sum(), "advantage/zero_fraction": (micro.mask & (gain == 0)).sum()}
+        if entropy is not None:
+            own["entropy"] = select(entropy, micro.mask).sum()
+        self.sum_up({**terms.sums, **own})
         for name, value in terms.rows.items():
             self.rows[name] = self.rows[name] + value if name in self.rows else value
         for name, value in terms.peaks.items():
@@ -80,6 +83,7 @@ def batch_metrics(tally: Tally, items: Sequence[Item], manifest: Manifest, ranks
         "reward": sum(item.shaped_reward for item in items),
         "raw": sum(item.raw_reward for item in items),
         "length": float(sum(item.length for item in items)),
+        "alone": float(sum(item.group_count <= 1 for item in items)),
     }
     total = ranks.add_up(local)
     tops = {name: float(value) for name, value in tally.peaks.items()}
@@ -92,7 +96,7 @@ def batch_metrics(tally: Tally, items: Sequence[Item], manifest: Manifest, ranks
     out |= _derived(out)
     n = max(1.0, total["items"])
     out |= {"reward/mean": total["reward"] / n, "reward/raw_mean": total["raw"] / n}
-    out["seq_len/mean"] = total["length"] / n
+    out["seq_len/mean"], out["advantage/singletons"] = total["length"] / n, total["alone"]
     compared = max(1.0, total.get("mismatch/compared", 0.0))
     out["mismatch/logprob_abs_mean"] = total.get("mismatch/distance", 0.0) / compared
     ages = [manifest.start_version - m.oldest_version for m in manifest.members if m.oldest_version >= 0] or [0]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainer_feed import make_items
 
+from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.parts import Reward
 from headrace.trainers.advantages.advantage import AddUp, AdvantageOptions, Needs, Scored, TokenAdvantages
 from headrace.trainers.advantages.dr import GroupCentered
@@ -77,6 +78,12 @@ def test_what_an_advantage_of_the_batch_is_given_and_where_its_values_go() -> No
     assert [row.advantages[row.mask][0] for row in scored[:3]] == [1.0, 2.0, 1.0]
     assert [row.returns[row.mask][0] for row in scored[:3] if row.returns is not None] == [-1.0, -2.0, -1.0]
     assert all(row.values is array for row, array in zip(scored, arrays, strict=True))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_advantage_that_is_not_finite_is_named(value: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"function gave (nan|inf) for group 1000, replica 1 \(reward"):
+        scored_rows(ITEMS, bare_rows(ITEMS), lambda group: [0.0, value, 0.0][: len(group.rewards)], dict)
 
 
 def test_parts_of_the_reward_reach_advantages_of_groups() -> None:

@@ -50,6 +50,8 @@ def expected() -> dict[str, float]:
         "mismatch/logprob_abs_mean": 0.25, "mismatch/logprob_abs_max": 0.25,
         "reward/mean": np.mean([item.shaped_reward for item in ITEMS]),
         "seq_len/max": max(item.length for item in ITEMS),
+        "advantage/abs_mean": sum(abs(item.shaped_reward - item.group_mean) * item.length for item in ITEMS) / len(ids),
+        "advantage/zero_fraction": 0.0, "advantage/singletons": 0.0,
     }  # fmt: skip
 
 
