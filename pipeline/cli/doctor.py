@@ -87,10 +87,10 @@ def _broker(bootstrap: str) -> Iterator[Finding]:
         yield "note", "kafka", "none tried (--bootstrap HOST:PORT); without one a run starts the local broker"
         return
     from headrace.connectors.kafka import Connection
-    from headrace.schemas.config import KafkaConfig
+    from headrace.schemas.config import default_kafka
 
-    connection = Connection.of(KafkaConfig(), "doctor", bootstrap)
     try:
+        connection = Connection.of(default_kafka(), "doctor", bootstrap)
         connection.wait_for_broker(10.0)
         brokers = connection.admin().list_topics(timeout=10).brokers
     except HeadraceError as error:

@@ -127,7 +127,7 @@ def _advice(cluster: "Cluster", plan: "Plan", bootstrap: str) -> str:
         lines += [
             f"      kafka.security_protocol=SASL_SSL kafka.sasl_mechanism={MECHANISM} \\",
             f"      kafka.ssl_ca_location={cluster.certificate} \\",
-            f"      kafka.sasl_username=launcher kafka.sasl_password_file={cluster.secrets}/launcher.password",
+            f"      'kafka.sasl_username={{role}}' 'kafka.sasl_password_file={cluster.secrets}/{{role}}.password'",
             "users: admin and one for each role, with passwords in that folder; give them their rights by",
             f"  headrace kafka acls --run ID --bootstrap {bootstrap} --state {cluster.folder} --apply",
         ]

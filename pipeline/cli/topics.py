@@ -135,14 +135,15 @@ def create(
     makes missing topics by itself; this is for clusters where it may not.
     """
     from headrace.connectors.kafka import Connection
-    from headrace.schemas.config import KafkaConfig, RunSection, load_config
+    from headrace.schemas.access import LAUNCHER
+    from headrace.schemas.config import RunSection, default_kafka, load_config
     from headrace.schemas.topics import partition_counts
 
-    kafka, section, policies = KafkaConfig(), RunSection(), ["main"]
+    kafka, section, policies = default_kafka(), RunSection(), ["main"]
     if words:
         config = load_config(*compositions(words))
         kafka, section, policies = config.kafka, config.run, config.policy_names()
-    connection = Connection.of(kafka, run or section.id, bootstrap or None)
+    connection = Connection.of(kafka, run or section.id, bootstrap or None, role=LAUNCHER)
     connection.wait_for_broker()
     counts = partition_counts(policies, groups=section.group_partitions, inboxes=section.inboxes, lanes=section.lanes)
     made = connection.ensure_topics(counts)
@@ -159,9 +160,10 @@ def delete(
 ) -> None:
     """Delete every topic and consumer group of a run on a cluster. There is no way back."""
     from headrace.connectors.kafka import Connection
-    from headrace.schemas.config import KafkaConfig
+    from headrace.schemas.access import LAUNCHER
+    from headrace.schemas.config import default_kafka
 
-    gone = Connection.of(KafkaConfig(), run, bootstrap).delete_run_topics()
+    gone = Connection.of(default_kafka(), run, bootstrap, role=LAUNCHER).delete_run_topics()
     sys.stdout.write(f"deleted {len(gone)} topics of {run}\n")
 
 
