@@ -116,7 +116,9 @@ class RawRecord:
     @classmethod
     def of(cls, message: Message, run: str) -> "RawRecord":
         """From a consumed message without error."""
-        headers = message.headers() or []
+        headers: Any = message.headers() or []
+        if not isinstance(headers, list):  # the other form in the client's types; what was consumed comes as a list
+            headers = [(k, v.encode() if isinstance(v, str) else v) for k, v in dict_items(headers)]
         return cls(
             topic=unprefixed(run, message.topic() or ""),
             partition=message.partition() or 0,
@@ -124,7 +126,7 @@ class RawRecord:
             timestamp_ms=message.timestamp()[1],
             key=message.key(),
             value=message.value(),
-            headers=[(k, v.encode() if isinstance(v, str) else v) for k, v in dict_items(headers)],
+            headers=headers,
         )
 
 

@@ -187,11 +187,11 @@ def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bo
     if magic != 0:
         raise UndecodableRecord(f"first byte is {magic}, not 0: not in Confluent's wire format")
     known = _known()
-    written = next((v.decode("ascii", "replace") for k, v in headers or () if k == "hr-schema" and v), "")
-    entry = known.by_fingerprint.get(written) or known.by_id.get(number)
+    entry = known.by_fingerprint.get(_named(headers)) or known.by_id.get(number)
     if entry is None:
         raise UndecodableRecord(
-            f"unknown schema: id {number}, hr-schema {written or 'absent'}; is the writer newer than this reader?"
+            f"unknown schema: id {number}, hr-schema {_named(headers) or 'absent'}; is the writer newer than this "
+            "reader?"
         )
     name, writer = entry
     cls: Any = RECORD_TYPES.get(name)
@@ -229,10 +229,15 @@ def reads_alone(value: bytes, headers: Headers) -> bool:
     """Whether a value that ``decode`` could read with its headers means the same without them."""
     known = _known()
     entry = known.by_id.get(_PREFIX.unpack_from(value)[1])
-    for name, written in headers:
-        if name == "hr-schema" and written:
-            return entry is not None and known.by_fingerprint.get(written.decode("ascii", "replace"), entry) is entry
-    return entry is not None
+    return entry is not None and known.by_fingerprint.get(_named(headers), entry) is entry
+
+
+def _named(headers: Headers | None) -> str:
+    """The fingerprint in the header ``hr-schema``, empty when there is none."""
+    for name, value in headers or ():
+        if name == "hr-schema" and value:
+            return value.decode("ascii", "replace")
+    return ""
 
 
 def to_plain(record: Any) -> Any:

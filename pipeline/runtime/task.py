@@ -192,7 +192,7 @@ class Task:
         self._frontier.read((message.topic, message.partition), message.offset)
         self.touched = True
         headers = message.headers
-        if any(k == "hr-record" and v == SWEEP_RECORD for k, v in headers):
+        if ("hr-record", SWEEP_RECORD) in headers:
             return
         try:
             record = decode(message.value, headers, keep_wire=True)
