@@ -1,7 +1,7 @@
 """The life of one prompt, put together by places and times instead of by reading a run through.
 
 In: a connection and a prompt id; out: events in the order of time, each with the place of the record that says so.
-Small topics are searched for the prompt's id; from there on only the minutes of its groups are read. Clocks of the
+Small topics are searched for the prompt's id; from there on only the seconds of its groups are read. Clocks of the
 machines that wrote the records may differ by ``SKEW_MS``; where something is missing, wider stretches are read.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.pipeline.trace_weights import trained
+from headrace.pipeline.windows import Windows
 from headrace.schemas.ids import group_partition
 from headrace.schemas.records import (
     Admission,
@@ -27,9 +28,9 @@ from headrace.schemas.records import (
 
 __all__ = ("SKEW_MS", "Event", "follow")
 
-SKEW_MS = 5_000
-"""How far apart the clocks of writers may be before a stretch has to be read twice, in milliseconds."""
-_WIDER_MS = 120_000
+SKEW_MS = 500
+"""How far apart the clocks of writers may be before a stretch has to be read again, in milliseconds."""
+_WIDER_MS = (10_000, 120_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,9 @@ class _Life:
 class _Trace:
     """Collects the events of a prompt; a record that is met twice is told once."""
 
-    def __init__(self, connection: Connection, prompt_id: str) -> None:
+    def __init__(self, connection: Connection, windows: Windows, prompt_id: str) -> None:
         self._connection = connection
+        self._windows = windows
         self._mark = prompt_id.encode()
         self._prompt_id = prompt_id
         self.events: dict[str, Event] = {}
@@ -101,8 +103,8 @@ class _Trace:
     def ledger(self) -> None:
         """What became of the credits of its groups; reads on from each admission until all of them have ended."""
         for life in self.lives.values():
-            start = self._connection.offsets_since("ledger", life.began_ms - SKEW_MS)
-            for raw in self._connection.read_topic("ledger", start) if life.open else ():
+            start = self._windows.since("ledger", life.began_ms - SKEW_MS) if life.open else {}
+            for raw in self._windows.read("ledger", start):
                 record = raw.decoded_if_ours()
                 if record is not None:
                     self._credit(raw, record)
@@ -127,21 +129,21 @@ class _Trace:
     def rollouts(self) -> None:
         """Tasks and trajectories of its groups."""
         for life in self.lives.values():
-            self._between("tasks", life, SKEW_MS)
-            if self._between("trajectories", life, SKEW_MS) < life.admission.group_size:
-                self._between("tasks", life, _WIDER_MS)
-                self._between("trajectories", life, _WIDER_MS)
+            for topic in ("tasks", "trajectories"):
+                for skew_ms in (SKEW_MS, *_WIDER_MS):
+                    if self._between(topic, life, skew_ms) >= life.admission.group_size:
+                        break
 
     def _between(self, topic: str, life: _Life, skew_ms: int) -> int:
         """Add a group's records of a topic from its stretch of time; returns how many there are."""
         group = life.admission.group
-        start = self._connection.offsets_since(topic, life.began_ms - skew_ms)
-        until = self._connection.offsets_since(topic, life.ended_ms + skew_ms) if life.ended_ms >= 0 else None
+        start = self._windows.since(topic, life.began_ms - skew_ms)
+        until = self._windows.since(topic, life.ended_ms + skew_ms) if life.ended_ms >= 0 else None
         if topic == "trajectories":
             partition = group_partition(group, len(start))
             start = {partition: start[partition]}
         found = 0
-        for raw in self._connection.read_topic(topic, start, until=until):
+        for raw in self._windows.read(topic, start, until):
             record = self._ours(raw)
             text = _rollout_text(record) if getattr(record, "group", -1) == group else ""
             if text:
@@ -156,12 +158,14 @@ class _Trace:
             for (policy, batch), at in life.batches.items():
                 batches.setdefault((policy, batch), set()).add(group)
                 self._manifest(policy, batch, at, batches[policy, batch])
-        for raw, text in trained(self._connection, set(batches), SKEW_MS):
+        for raw, text in trained(self._connection, self._windows, set(batches)):
             self.add(raw, text)
 
     def _manifest(self, policy: int, batch: int, at_ms: int, groups: set[int]) -> None:
-        start = self._connection.offsets_since("manifests", at_ms - SKEW_MS)
-        for raw in self._connection.read_topic("manifests", {policy: start[policy]}):
+        start = self._windows.since("manifests", at_ms - SKEW_MS)
+        for raw in self._windows.read("manifests", {policy: start[policy]}):
+            if raw.key is not None and raw.key != str(batch).encode():
+                continue
             record = raw.decoded_if_ours()
             if isinstance(record, Manifest) and record.batch == batch:
                 members = [m for m in record.members if m.group in groups]
@@ -177,12 +181,13 @@ class _Trace:
 
 def follow(connection: Connection, prompt_id: str) -> list[Event]:
     """Everything that happened to a prompt; empty when the run has none of this id."""
-    trace = _Trace(connection, prompt_id)
-    trace.prompts()
-    trace.admissions()
-    trace.ledger()
-    trace.rollouts()
-    trace.training()
+    with Windows(connection) as windows:
+        trace = _Trace(connection, windows, prompt_id)
+        trace.prompts()
+        trace.admissions()
+        trace.ledger()
+        trace.rollouts()
+        trace.training()
     return sorted(trace.events.values(), key=lambda event: event.time_ms)
 
 
@@ -214,4 +219,3 @@ def _ledger_text(record: Record, groups: "dict[int, _Life]") -> str:
             return f"group {min(groups.keys() & set(inside))} goes into batch {record.batch} of policy {record.policy}"
         case _:
             return ""
-
