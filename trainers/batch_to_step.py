@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka import Connection, Consumer
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig
@@ -96,6 +96,7 @@ class Trainer:
         self._sinks = open_sinks(config, policy) if ranks.leads else Sinks({})
         self._feed = BatchFeed(self._reader, ranks, store, stop)
         self._log: StepLog | None = None
+        self._offsets: Consumer | None = None
         self._versions: Versions | None = None
         if ranks.leads:
             self._log = StepLog(
@@ -104,7 +105,8 @@ class Trainer:
                 name=policy,
                 transactional_id=transactional_id(config.run.id, "trainer", policy),
                 client_id=instance,
-                consumer=self._reader.consumer,
+                # Not the reader's: a client serves one call at a time, and that one polls without end.
+                consumer=self._offsets_of(instance),
                 stop=stop,
             )
         self._lineage = 0
@@ -188,7 +190,7 @@ class Trainer:
         seen = log.seen()
         head = self._lead_versions.read_head()
         if head is not None and head.lineage > seen.lineage:
-            log.commit([], self._start_lanes())  # a successor went back between the two readings: it has fenced this one
+            log.commit([], self._start_lanes())  # a successor went back between the readings: it has fenced this one
         self._checkpoints.sweep()
         kept = {checkpoint.point: checkpoint for checkpoint in self._checkpoints.listed()}
         if self._rewind is not None:
@@ -409,8 +411,16 @@ class Trainer:
             self._lead_log.commit([Stop(reason=reason, policy=self._policy)], offsets)
             self._say(f"stopped ({reason}) at batch {self._batch}, version {self._version}; model: {self._target}")
 
+    def _offsets_of(self, instance: str) -> Consumer:
+        """A consumer that reads nothing: its group takes the offsets of the lanes, for other tools to see the lag."""
+        group = consumer_group(self._config.run.id, f"trainer.{self._name}")
+        self._offsets = self._connection.consumer(f"{instance}.offsets", group=group)
+        return self._offsets
+
     def close(self) -> None:
         """Leave the cluster."""
+        if self._offsets is not None:
+            self._offsets.close()
         self._checkpoints.close()
         self._sinks.close()
         self._reader.close()

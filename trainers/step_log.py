@@ -38,7 +38,7 @@ T = TypeVar("T")
 class StepLog:
     """Writes to ``steps`` and ``deltas`` of one policy.
 
-    consumer: this trainer's assign-only consumer, whose group takes the offsets of the lanes.
+    consumer: one that is used for nothing else and reads nothing; its group takes the offsets of the lanes.
     """
 
     def __init__(
