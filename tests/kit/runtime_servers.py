@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,6 +42,19 @@ class Server:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def terminate(self) -> None:
+        """End it with SIGTERM, and wait for it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+            self._process = None
+
+    def try_start(self, seconds: float) -> None:
+        """Start it where it may not be able to run, and leave it alone for so long."""
+        with contextlib.suppress(Exception):
+            self._process = self.launch()
+            self._process.wait(seconds)
 
     def freeze(self, seconds: float) -> None:
         """Stop it for a while and let it go on."""

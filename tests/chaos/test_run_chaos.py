@@ -1,0 +1,91 @@
+"""A whole run whose processes are killed with -9 at random moments, then proved by `headrace verify`.
+
+HEADRACE_CHAOS_KILLS takes another number, HEADRACE_CHAOS_SEED other moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "20"))
+SEED = os.environ.get("HEADRACE_CHAOS_SEED", "0")
+LIBS = "HEADRACE_KAFKA_LIBS"
+KINDS = ["local", *([pytest.param("kafka", marks=pytest.mark.kafka)] if os.environ.get(LIBS) else [])]
+
+
+@pytest.mark.timeout(900 + 30 * KILLS)
+@pytest.mark.parametrize("broker", KINDS)
+def test_kills_of_every_part_lose_and_repeat_nothing(broker: str, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.chaos", "--broker", broker, "--kills", str(KILLS), "--seed", SEED]
+    done = subprocess.run(
+        [*command, "--json", str(out), "--keep", str(tmp_path / "run")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    figures = json.loads(out.read_text())
+    broken = {name: figures[name] for name in ("lost", "trained_twice", "wrong_batches", "over_admission")}
+    assert broken == dict.fromkeys(broken, 0) and figures["other_breaches"] == 0, done.stderr[-4000:]
+    assert (figures["kills"], figures["finished"]) == (KILLS, 1), done.stderr[-4000:]
+    killed = {name.removeprefix("kills_") for name in figures if name.startswith("kills_")}
+    assert killed == {"broker", "operators_0", "rollout_0", "rollout_1", "source_main", "trainer_main"}
+    assert figures["steps"] >= 1
+
+
+_FROZEN = """
+import sys
+from pathlib import Path
+from benchmarks.chaos_run import ChaosRun
+with ChaosRun(Path(sys.argv[1]), "local", 100_000, None, patience_seconds=33.0) as run:
+    print("started", flush=True)
+    run.launcher.wait(400)
+    print(run.launcher.returncode)
+    print(run.output())
+"""
+
+
+@pytest.mark.timeout(600)
+def test_when_all_rollout_workers_are_dead_the_run_says_so_and_gives_up(tmp_path: Path) -> None:
+    """Frozen for good, so that no launcher can start them again: an alarm within 30 s, an end after the patience."""
+    process = subprocess.Popen([sys.executable, "-c", _FROZEN, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    metrics = tmp_path / "chaos" / "metrics.jsonl"
+    try:
+        end = time.monotonic() + 180
+        while not (metrics.exists() and b'"step"' in metrics.read_bytes()):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        workers = _processes_of(tmp_path / "chaos" / "config.json", "rollout-")
+        assert len(workers) == 2
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        text, _ = process.communicate(timeout=400)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert text.splitlines()[1] == "1", text
+    silent = r"no Demand for \d+ s: no rollout worker is alive"
+    assert re.search(rf"nothing has moved for 30 s: {silent}", text), text
+    assert re.search(rf"nothing has moved for 33 s \(run.patience_seconds\): {silent}", text), text
+
+
+def _processes_of(config: Path, name: str) -> list[int]:
+    """Processes of a run whose instance name starts so."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        if str(config) in words and any(word.startswith(name) for word in words):
+            found.append(int(file.parent.name))
+    return found
