@@ -117,8 +117,8 @@ class Story:
         ]
         manifest = Manifest(
             policy=0, batch=batch, start_version=batch - 1, since_version=0, fresh_groups=len(groups),
-            replayed_groups=0, tokens=1, sequences=len(members), trajectories=len(members), groups=len(groups), composed_ms=at,
-            members=members,
+            replayed_groups=0, tokens=1, sequences=len(members), trajectories=len(members), groups=len(groups),
+            composed_ms=at, members=members,
         )  # fmt: skip
         self.write("manifests", manifest, at, key=str(batch).encode())
         step = Step(
