@@ -1,6 +1,7 @@
 """What all ranks read together: the order of batches from rank 0, items of each rank's lanes, positions of all lanes.
 
-Rank 0 alone reads manifests and tells the others; arrays of large items are fetched from the object store.
+Rank 0 alone reads manifests and tells the others; arrays of large items are fetched from the object store while they
+are read ahead.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class BatchFeed:
 
     def __init__(self, reader: BatchReader, ranks: Ranks, store: ObjectStore, stop: StopSignal) -> None:
         self._reader, self._ranks, self._store, self._stop = reader, ranks, store, stop
+        reader.fetch_with(self._whole)
 
     def order(self, batch: int) -> Manifest | End:
         """The Manifest of a batch or the End before it, from rank 0 on every rank. Raises Stopped on all of them."""
@@ -40,7 +42,7 @@ class BatchFeed:
 
     def items(self, manifest: Manifest) -> list[Item]:
         """This rank's items of a batch, whole. Raises BrokenBatch, Stopped."""
-        return [self._whole(item) for item in self._reader.take(manifest)]
+        return self._reader.take(manifest)
 
     def _whole(self, item: Item) -> Item:
         blob = item.blob

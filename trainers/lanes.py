@@ -1,13 +1,16 @@
 """Reads a rank's lanes of a batch topic, and on rank 0 the manifests, forward from given offsets (protocol 8).
 
 A batch is complete when each lane holds the Manifest's count of its items; offsets say nothing, because transaction
-markers take some. Items of later batches wait in memory, at most those that were composed ahead.
+markers take some. A thread reads, decodes and fetches beside training, so that what was composed ahead waits in memory,
+up to a bound.
 """
 
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from confluent_kafka import KafkaError, TopicPartition
 
@@ -19,6 +22,10 @@ from headrace.schemas.records import End, Item, Manifest
 from headrace.trainers.checkpoint import Positions
 
 __all__ = ("BatchReader", "BrokenBatch", "Stopped", "lanes_of")
+
+
+_MANIFESTS = -1
+"""The place that is no lane."""
 
 
 class BrokenBatch(HeadraceError):
@@ -40,15 +47,23 @@ def lanes_of(rank: int, ranks: int, lanes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    """An item that was read ahead; ``size``: bytes that it takes, its arrays in the object store included."""
+
     offset: int
     value: bytes
     item: Item
+    size: int
+
+
+def _longer(waiting: deque[_Waiting], than: int) -> bool:
+    return len(waiting) > than
 
 
 class BatchReader:
     """The lanes ``lanes`` of a policy's batches; ``manifests`` says whether to read the policy's manifests too.
 
-    Stop requests raise Stopped out of every wait.
+    ahead: bytes of items that are read before they are asked for, at most and one item more. Stop requests raise
+    Stopped out of every wait; what goes wrong while reading ahead is raised by the next wait.
     """
 
     def __init__(
@@ -62,8 +77,11 @@ class BatchReader:
         client_id: str,
         group: str,
         stop: StopSignal,
+        ahead: int = 256 << 20,
     ) -> None:
         self._connection, self._policy, self._stop = connection, policy, stop
+        self._ahead = ahead
+        self._whole: Callable[[Item], Item] = lambda item: item
         self._topic = f"batches.{name}"
         self._lanes = list(lanes)
         self._with_manifests = manifests
@@ -72,9 +90,22 @@ class BatchReader:
         self._next: dict[int, int] = {}
         self._next_manifest = -1
         self.consumer = connection.consumer(client_id, group=group)
+        self._changed = threading.Condition()
+        self._held = 0
+        self._closing = False
+        self._wanted: int | None = None
+        self._paused: set[int] = set()
+        self._failed: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def fetch_with(self, whole: Callable[[Item], Item]) -> None:
+        """Make items whole by this before they are given out; called in the reading thread, before ``start`` is."""
+        self._whole = whole
 
     def start(self, positions: Positions) -> None:
         """Read from these positions on; what was read before is forgotten."""
+        self._halt()
+        self._held, self._failed, self._paused = 0, None, set()
         self._items = {lane: deque() for lane in self._lanes}
         self._orders.clear()
         self._next = {lane: positions.lanes[lane] for lane in self._lanes}
@@ -83,6 +114,8 @@ class BatchReader:
         if self._with_manifests:
             places.append(TopicPartition(self._connection.topic("manifests"), self._policy, positions.manifests))
         self.consumer.assign(places)
+        self._thread = threading.Thread(target=self._read_ahead, name="read-ahead", daemon=True)
+        self._thread.start()
 
     @property
     def lane_offsets(self) -> Mapping[int, int]:
@@ -107,7 +140,7 @@ class BatchReader:
                         f"manifests[{self._policy}]@{offset} is of batch {found.batch}, batch {batch} was expected: "
                         "a Manifest is missing; the run's topics are damaged"
                     )
-            self._poll()
+            self._wait(lambda: bool(self._orders), _MANIFESTS)
 
     def take(self, manifest: Manifest) -> list[Item]:
         """Wait until this rank's lanes hold their items of the batch, check their digests and give them out.
@@ -124,11 +157,11 @@ class BatchReader:
         waiting = self._items[lane]
         while True:
             while waiting and waiting[0].item.batch < batch:  # a repeat of what was trained
-                self._next[lane] = waiting.popleft().offset + 1
+                self._next[lane] = self._pop(waiting).offset + 1
             if len(waiting) >= count:
                 break
-            self._poll()
-        taken = [waiting.popleft() for _ in range(count)]
+            self._wait(partial(_longer, waiting, len(waiting)), lane)
+        taken = [self._pop(waiting) for _ in range(count)]
         where = f"{self._topic}[{lane}]"
         if any(entry.item.batch != batch for entry in taken):
             raise BrokenBatch(f"{where}@{taken[-1].offset}: fewer items of batch {batch} than its Manifest's {count}")
@@ -141,10 +174,59 @@ class BatchReader:
             self._next[lane] = taken[-1].offset + 1
         return [entry.item for entry in taken]
 
-    def _poll(self) -> None:
-        """Take in one record, or wait a little."""
+    def _pop(self, waiting: deque[_Waiting]) -> _Waiting:
+        with self._changed:
+            taken = waiting.popleft()
+            self._held -= taken.size
+            self._changed.notify_all()
+        return taken
+
+    def _wait(self, come: Callable[[], bool], place: int) -> None:
+        """Return when the reading thread has brought what is waited for, or a little later. Raises what it raised."""
         if self._stop.is_set():
             raise Stopped(f"stopping: {self._stop.reason}")
+        with self._changed:
+            self._wanted = place
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: come() or self._failed is not None, 0.1)
+            self._wanted = None
+        if self._failed is not None and not come():
+            raise self._failed
+
+    def _read_ahead(self) -> None:
+        """The reading thread: until it is halted, or something is wrong."""
+        try:
+            while not self._closing:
+                with self._changed:
+                    full, wanted = self._held >= self._ahead, self._wanted
+                    if full and wanted is None:
+                        self._changed.wait(0.1)
+                        continue
+                self._pause({lane for lane in self._lanes if lane != wanted} if full else set())
+                self._poll()
+        except Exception as error:  # the seam of a thread: the next wait raises it
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+
+    def _pause(self, lanes: set[int]) -> None:
+        """Read none of these lanes, and all others: beyond the bound only what somebody waits for is read."""
+        for change, some in ((self.consumer.pause, lanes - self._paused), (self.consumer.resume, self._paused - lanes)):
+            if some:
+                change([TopicPartition(self._connection.topic(self._topic), lane) for lane in sorted(some)])
+        self._paused = lanes
+
+    def _halt(self) -> None:
+        """End the reading thread."""
+        if self._thread is not None:
+            self._closing = True
+            with self._changed:
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread, self._closing = None, False
+
+    def _poll(self) -> None:
+        """Take in one record, or wait a little."""
         message = self.consumer.poll(0.1)
         if message is None:
             self.consumer.errors.raise_refused(self._connection.bootstrap)
@@ -161,9 +243,17 @@ class BatchReader:
             sys.stderr.write(f"passed over {place}, which is no record of this run: {error}\n")
             return
         if isinstance(record, Item):
-            self._items[raw.partition].append(_Waiting(raw.offset, raw.value or b"", record))
+            value = raw.value or b""
+            size = len(value) + (record.blob.size if record.blob is not None else 0)
+            waiting = _Waiting(raw.offset, value, self._whole(record), size)
+            with self._changed:
+                self._items[raw.partition].append(waiting)
+                self._held += size
+                self._changed.notify_all()
         elif isinstance(record, Manifest | End):
-            self._orders.append((raw.offset, record))
+            with self._changed:
+                self._orders.append((raw.offset, record))
+                self._changed.notify_all()
 
     def _judge(self, error: KafkaError, topic: str, partition: int, offset: int) -> None:
         """Raise for errors that waiting does not cure."""
@@ -177,4 +267,5 @@ class BatchReader:
 
     def close(self) -> None:
         """Leave the cluster."""
+        self._halt()
         self.consumer.close()

@@ -1,8 +1,9 @@
 """How a trainer reads its lanes: whole batches, in order, checked, and nothing that was trained before."""
 
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,13 @@ def reader_of(fed: Feed) -> Iterator[Any]:
     """Makes readers of a rank; closes them."""
     made: list[BatchReader] = []
 
-    def make(rank: int = 0, ranks: int = 1, stop: StopSignal | None = None) -> BatchReader:
+    def make(
+        rank: int = 0,
+        ranks: int = 1,
+        stop: StopSignal | None = None,
+        ahead: int = 1 << 20,
+        whole: Callable[[Item], Item] | None = None,
+    ) -> BatchReader:
         reader = BatchReader(
             fed.connection,
             policy=0,
@@ -41,7 +48,10 @@ def reader_of(fed: Feed) -> Iterator[Any]:
             client_id=f"reader.{rank}",
             group=f"{fed.config.run.id}.trainer.main",
             stop=stop or StopSignal(),
+            ahead=ahead,
         )
+        if whole is not None:
+            reader.fetch_with(whole)
         made.append(reader)
         reader.start(Positions(manifests=0, lanes=dict.fromkeys(range(LANES), 0)))
         return reader
@@ -145,3 +155,77 @@ def test_a_stop_ends_the_wait(fed: Feed, reader_of: Any) -> None:
     threading.Timer(0.3, lambda: stop.set("SIGTERM")).start()
     with pytest.raises(Stopped, match="SIGTERM"):
         reader.order(1)
+
+
+def held(reader: BatchReader) -> int:
+    return sum(len(waiting) for waiting in reader._items.values())
+
+
+def eventually(found: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if found():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come")
+
+
+def test_what_is_composed_ahead_is_read_before_it_is_asked_for(fed: Feed, reader_of: Any) -> None:
+    """Batches arrive while nobody waits; what is asked for then needs no broker."""
+    for batch in (1, 2):
+        fed.batch(batch)
+    reader = reader_of()
+    eventually(lambda: held(reader) == 32)
+    eventually(lambda: len(reader._orders) == 2)
+    reader._halt()
+    for batch in (1, 2):
+        assert len(reader.take(manifest(reader, batch))) == 16
+    assert (held(reader), reader._held) == (0, 0)
+
+
+def test_reading_ahead_is_bounded_and_nobody_starves(fed: Feed, reader_of: Any) -> None:
+    """Lanes are full of later batches; what is waited for comes all the same, and little else."""
+    for batch in range(1, 5):
+        fed.batch(batch, lanes=[batch % 2])
+    reader = reader_of(ahead=1)
+    eventually(lambda: held(reader) > 0)
+    most = 0
+    for batch in range(1, 5):
+        order = manifest(reader, batch)
+        most = max(most, held(reader))
+        assert keys(reader.take(order)) == keys(make_items(batch, groups=4, size=4, version=batch - 1, seed=0))
+    assert most < 48, "of 64 items"
+
+
+def test_large_items_are_fetched_while_they_are_read_ahead(fed: Feed, reader_of: Any) -> None:
+    fetched: list[str] = []
+
+    def whole(item: Item) -> Item:
+        fetched.append(threading.current_thread().name)
+        return replace(item, sequences=[])
+
+    fed.batch(1)
+    reader = reader_of(whole=whole)
+    eventually(lambda: len(fetched) == 16)
+    assert set(fetched) == {"read-ahead"}
+    assert all(item.sequences == [] for item in reader.take(manifest(reader, 1)))
+
+
+def test_an_error_of_the_reading_thread_is_raised_where_one_waits(fed: Feed, reader_of: Any) -> None:
+    def whole(item: Item) -> Item:
+        raise ConfigurationError(f"no store for {item.group}")
+
+    fed.batch(1)
+    reader = reader_of(whole=whole)
+    order = manifest(reader_of(), 1)
+    with pytest.raises(ConfigurationError, match="no store for 1000"):
+        reader.take(order)
+
+
+def test_starting_again_forgets_what_was_read_ahead(fed: Feed, reader_of: Any) -> None:
+    for batch in (1, 2):
+        fed.batch(batch)
+    reader = reader_of()
+    eventually(lambda: held(reader) == 32)
+    reader.start(Positions(manifests=0, lanes=dict.fromkeys(range(LANES), 0)))
+    for batch in (1, 2):
+        assert len(reader.take(manifest(reader, batch))) == 16

@@ -1,7 +1,9 @@
 """A rank that trains a few batches of made-up items without a broker; run alone or under torchrun.
 
 ``python rank_probe.py MODEL OUT BACKEND STAGE PRECISION STEPS MICRO``: of two ranks, rank 1 gets
-only one group of every batch (skewed lanes). Rank 0 writes the published weights and metrics to OUT.
+only one group of every batch (skewed lanes). Rank 0 writes the published weights and metrics to OUT, and the whole
+gradient of the first update beside it (OUT.gradient.npz). Where ranks hold shards, they are put together and compared
+with the gathered weights.
 """
 
 import json
@@ -9,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +48,7 @@ def manifest_of(batch: int, items: list[Item]) -> Manifest:
 
 
 def share(items: list[Item], rank: int, size: int) -> list[Item]:
-    """This rank's items: rank 1 of several gets the first group only, the others share the rest."""
+    """This part's items: part 1 of several gets the first group only, the others share the rest."""
     groups = list(dict.fromkeys(item.group for item in items))
     if size == 1:
         return items
@@ -59,9 +62,55 @@ def train(config: RunConfig, backend: Backend, ranks: Ranks, steps: range) -> di
     found: dict[str, float] = {}
     for batch in steps:
         items = make_items(batch, groups=4, size=4, version=batch - 1, seed=3)
-        learned = learner.train(share(items, ranks.rank, ranks.size), manifest_of(batch, items), batch - 1)
+        mine = share(items, ranks.data_rank, ranks.data_size)
+        learned = learner.train(mine, manifest_of(batch, items), batch - 1)
         found = {**learned.metrics, "loss": learned.loss}
     return found
+
+
+class Recording:
+    """A backend that remembers the whole gradient of its first update, by published name."""
+
+    def __init__(self, backend: Any, ranks: Ranks) -> None:
+        self._backend, self._ranks = backend, ranks
+        self.gradient: dict[str, np.ndarray] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def step(self, lr: float) -> Any:
+        """Remember, then step."""
+        if not self.gradient:
+            self.gradient = self._whole()
+        return self._backend.step(lr)
+
+    def _whole(self) -> dict[str, np.ndarray]:
+        if hasattr(self._backend, "_total"):
+            total = self._backend._total.clone()
+            self._ranks.sum_tensor(total)
+            parts = total.split([shape.numel() for _, shape in self._backend._shapes])
+            names = [name for name, _ in self._backend._shapes]
+            return {name: part.numpy() for name, part in zip(names, parts, strict=True)}
+        from deepspeed.utils import safe_get_full_grad
+
+        found = {name: (p, safe_get_full_grad(p)) for name, p in self._backend._named}
+        assert all(g is not None for _, g in found.values()), "a weight has no gradient"
+        return {name: g.detach().float().flatten().numpy() for name, (_, g) in found.items()}
+
+
+def put_together(backend: Backend, ranks: Ranks) -> bool:
+    """Whether the shards of all ranks are the gathered weights, bit by bit; True where nothing is sharded."""
+    shards, weights = backend.shards(), backend.weights()
+    if shards is None:
+        return True
+    every = ranks.gather({name: (one.start, one.bits.copy()) for name, one in shards.items()})
+    if not ranks.leads:
+        return True
+    for name, bits in weights.items():
+        whole = np.concatenate([part[name][1] for part in sorted(every, key=lambda part: part[name][0])])
+        if not np.array_equal(whole, bits.ravel()):
+            return False
+    return True
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -79,12 +128,16 @@ def main(arguments: Sequence[str]) -> None:
         **more,
     )
     torch.manual_seed(0)
-    ranks = Ranks.from_environment(group=backend_name == "deepspeed")
-    backend = open_backend(config.trainer_of("main"), model, ranks)
+    trainer = config.trainer_of("main")
+    ranks = Ranks.from_environment(group=backend_name == "deepspeed", sharing=trainer.sequence_parallel)
+    backend: Any = Recording(open_backend(trainer, model, ranks), ranks)
     metrics = train(config, backend, ranks, range(1, int(steps) + 1))
     weights = backend.weights()
+    metrics["sharded"] = float(backend.shards() is not None)
+    metrics["shards_equal"] = float(put_together(backend, ranks))
     if ranks.leads:
         np.savez(out, **weights)
+        np.savez(Path(out).with_suffix(".gradient.npz"), **backend.gradient)
         Path(out).with_suffix(".json").write_text(json.dumps(metrics))
     ranks.close()
 
