@@ -29,7 +29,9 @@ SETTLE_SECONDS = 1.5 * TRANSACTION_TIMEOUT_MS / 1000
 """Time in which a transaction that somebody left open has ended everywhere."""
 ASK_SECONDS = 0.05
 """First patience with one question, while other tasks wait for the answer; it doubles with every question in vain."""
-LONGEST_ASK_SECONDS = 2.0
+LONGEST_ASK_SECONDS = 0.5
+REST = 4
+"""... and for so many times as long nothing is asked afterwards."""
 AGAIN_SECONDS = 0.05
 SLICE_SECONDS = 0.01
 """Time that ready tasks give to restoring ones in a turn."""
@@ -92,7 +94,7 @@ class Attacher:
         places = [(topic, task.number) for task in tasks for topic in task.changelogs().values()]
         until = time.monotonic() + SUSPEND_SECONDS
         while (ends := self._questions.ends(places)) is not None and time.monotonic() < until:
-            newest = {t: self._questions.all_ends(t, committed=False) for t, _ in places}
+            newest = {topic: self._questions.all_ends(topic) for topic in {topic for topic, _ in places}}
             if all(newest[topic][number] == end for (topic, number), end in ends.items()):
                 break
         for task in tasks:
@@ -203,11 +205,11 @@ class Attacher:
         now = time.monotonic()
         if offsets is None:
             for coming in created:
+                coming.ask_at = now + REST * coming.patience
                 coming.patience = min(LONGEST_ASK_SECONDS, 2 * coming.patience)
-                coming.ask_at = now + AGAIN_SECONDS
-            if now <= created[0].until:
+            if now <= created[0].until or self._questions.ends(places) is None:
                 return
-            # Whoever left these offsets pending was fenced by now; the changelog says what was committed.
+            # The broker answers, and whoever left these offsets pending was fenced by now: the changelog stands.
             offsets = dict.fromkeys(places, -1)
         for coming, ends in self._settled(created):
             task = coming.task
@@ -218,14 +220,19 @@ class Attacher:
 
     def _settled(self, coming: list[_Coming]) -> list[tuple[_Coming, dict[str, int]]]:
         """Last stable ends of the changelogs of those tasks in which no transaction is open, or whose time is up."""
-        topics = sorted({topic for c in coming for topic in c.task.changelogs().values()})
-        stable = {t: self._questions.all_ends(t, committed=True) for t in topics}
-        newest = {t: self._questions.all_ends(t, committed=False) for t in topics}
-        out, now = [], time.monotonic()
+        places = [(topic, c.task.number) for c in coming for topic in c.task.changelogs().values()]
+        stable = self._questions.ends(places) if places else {}
+        now = time.monotonic()
+        if stable is None:
+            for one in coming:
+                one.ask_at = now + AGAIN_SECONDS
+            return []
+        newest = {t: self._questions.all_ends(t) for t in {topic for topic, _ in places}}
+        out = []
         for one in coming:
             number, own = one.task.number, one.task.changelogs().values()
-            if now > one.until or all(stable[t][number] == newest[t][number] for t in own):
-                out.append((one, {t: stable[t][number] for t in own}))
+            if now > one.until or all(stable[t, number] == newest[t][number] for t in own):
+                out.append((one, {t: stable[t, number] for t in own}))
             else:
                 one.ask_at = now + AGAIN_SECONDS
         return out

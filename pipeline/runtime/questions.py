@@ -59,12 +59,12 @@ class Questions:
             return None
         return {(unprefixed(self._connection.run, p.topic), p.partition): p.offset for p in found}
 
-    def all_ends(self, topic: str, *, committed: bool) -> dict[int, int]:
-        """End of each partition of a topic: last stable offset, or the newest; waits while the broker is away.
+    def all_ends(self, topic: str) -> dict[int, int]:
+        """Newest end of each partition of a topic, open transactions included; waits while the broker is away.
 
         Raises ProducerLost when the process must stop first.
         """
-        ask = partial(self._connection.end_offsets, topic, committed=committed)
+        ask = partial(self._connection.end_offsets, topic, committed=False)
         return self.patiently(f"the ends of {topic}", ask)
 
     def first(self, place: Place) -> int:
