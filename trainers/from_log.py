@@ -46,7 +46,7 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> None:
     recorded = recorded.model_copy(
         update={"run": recorded.run.model_copy(update={"folder": str(Path(given.recorded).absolute().parent)})}
     )
-    connection = Connection.of(recorded.kafka, recorded.run.id, given.bootstrap)
+    connection = Connection.of(recorded.kafka, recorded.run.id, given.bootstrap).patient(stop.is_set)
     connection.wait_for_broker()
     trainer = config.trainer_of(given.policy)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

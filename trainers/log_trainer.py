@@ -75,7 +75,7 @@ class LogTrainer:
         self._feed = BatchFeed(self._reader, ranks, self._store, stop)
         self._learner = Learner(config, policy, backend, ranks)
         self._checkpoints = open_checkpoints(config, policy, own, self._learner.state, ranks, stop)
-        self._batch, self._back_to = 0, back_to
+        self._batch, self._back_to, self._pruned_at = 0, back_to, -1
         self._metrics: MetricsFile | None = None
         self._sinks = open_sinks(config, policy) if ranks.leads else Sinks({})
 
@@ -172,7 +172,9 @@ class LogTrainer:
         seconds = time.monotonic() - began
         self._checkpoints.poll()
         if self._ranks.leads:
-            self._checkpoints.prune(None, 0)
+            if self._checkpoints.durable > self._pruned_at:
+                self._pruned_at = self._checkpoints.durable
+                self._checkpoints.prune(None, 0)
             version = found.versions.get(order.batch)
             recorded = recorded_digest(self._store, self._recorded.run.id, self._name, version)
             self._note(order, learned, waited, seconds, weights_digest(weights), recorded)

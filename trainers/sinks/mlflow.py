@@ -1,5 +1,6 @@
 """Metrics to MLflow: a tracking server, or files in the run folder when none is named."""
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,10 @@ class MLflow:
         required("mlflow", "mlflow", "mlflow")
         tracking = required("mlflow.tracking", "mlflow", "mlflow")
         self._entities: Any = required("mlflow.entities", "mlflow", "mlflow")
-        uri = tracking_uri or _configured() or (info.folder / "mlruns").absolute().as_uri()
+        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not uri:
+            uri = (info.folder / "mlruns").absolute().as_uri()
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow 3 refuses plain files
         self._client: Any = tracking.MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name(info.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(info.project)
@@ -50,9 +54,3 @@ class MLflow:
     def close(self) -> None:
         """See ``Sink``."""
         self._client.set_terminated(self._id)
-
-
-def _configured() -> str:
-    import os
-
-    return os.environ.get("MLFLOW_TRACKING_URI", "")

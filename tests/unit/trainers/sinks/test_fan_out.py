@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from trainer_feed import make_config
@@ -87,7 +87,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module of a user's own with three sinks in it."""
 
     class Own(Notes):
-        seen: list[RunInfo] = []
+        seen: ClassVar[list[RunInfo]] = []
 
         def __init__(self, info: RunInfo, *, colour: str = "") -> None:
             super().__init__()

@@ -36,7 +36,8 @@ def test_scalars_by_version(tmp_path: Path) -> None:
 
 
 def test_another_folder(tmp_path: Path) -> None:
-    sink = TensorBoard(RunInfo(project="p", run="r", policy="main", folder=tmp_path), folder=str(tmp_path / "elsewhere"))
+    info = RunInfo(project="p", run="r", policy="main", folder=tmp_path)
+    sink = TensorBoard(info, folder=str(tmp_path / "elsewhere"))
     sink.write(1, {"loss": 2.0})
     sink.close()
     assert read(tmp_path / "elsewhere") == {"loss": [(1, 2.0)]}
