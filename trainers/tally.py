@@ -34,10 +34,8 @@ class Tally:
     counts: dict[str, float] = field(default_factory=dict)
 
     def add(self, part: Tensor, terms: LossTerms, micro: MicroBatch, entropy: Tensor | None = None) -> None:
-        """Count a micro-batch; exact entropies [rows, length] take the place of the loss's own estimate."""
+        """Take what a micro-batch gave; exact entropies [rows, length] take the place of the loss's own estimate."""
         self.loss.append(part.detach())
-        self.count("tokens", float(micro.mask.sum()))
-        self.count("rows", float(micro.mask.any(-1).sum()))
         gain = select(micro.advantages, micro.mask)
         own = {"advantage/abs_mean": gain.abs().sum(), "advantage/zero_fraction": (micro.mask & (gain == 0)).sum()}
         if entropy is not None:
@@ -53,9 +51,10 @@ class Tally:
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def count(self, name: str, number: float) -> None:
-        """Add to a count."""
-        self.counts[name] = self.counts.get(name, 0.0) + number
+    def count(self, micro: MicroBatch) -> None:
+        """Count tokens and rows of a micro-batch that is still in host memory, where it costs no synchronisation."""
+        self.counts["tokens"] = self.counts.get("tokens", 0.0) + float(micro.mask.sum())
+        self.counts["rows"] = self.counts.get("rows", 0.0) + float(micro.mask.any(-1).sum())
 
     def compare(self, new: Tensor, micro: MicroBatch, version: int) -> None:
         """Add up |new - behave| over the rows that the present version sampled whole, before any update.

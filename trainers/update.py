@@ -29,7 +29,7 @@ from headrace.trainers.reference import Reference
 from headrace.trainers.scoring import by_row, needs_of, scored_rows
 from headrace.trainers.tally import Tally, batch_metrics
 
-__all__ = ("Learned", "Learner")
+__all__ = ("Learned", "Learner", "check_data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Learner:
         self._mode = mode_named(trainer.aggregation)
         self._by_trajectory = trainer.aggregation_unit == "trajectory"
         self._constant = float(config.rollout.max_new_tokens)
-        _check_data(config, policy, self._loss)
+        check_data(config, policy, self._loss)
         needs = needs_of(self._advantage)
         model = config.policies[policy].model
         self._kl = needs.kl
@@ -160,7 +160,9 @@ class Learner:
     def _forward_backward(self, part: _Part, tally: Tally, version: int, *, first: bool, learns: bool) -> None:
         """Every micro-batch of an update forward and, if it ``learns``, backward."""
         loss, ready = self._fitted(part, version, first=first, learns=learns)
-        for number, micro in enumerate(part.micros):
+        for number, host in enumerate(part.micros):
+            tally.count(host)
+            micro = host.to(self._ranks.device)
             new, entropy = ready or self._new(micro, gradient=learns)
             streams = self._streams(micro, new, part, number, version)
             terms = loss(streams)
@@ -232,8 +234,8 @@ class Learner:
         return {name: x for name, x in critic.step(batch).items() if math.isfinite(x)}
 
 
-def _check_data(config: RunConfig, policy: str, loss: Loss) -> None:
-    """Refuse what no loss can make right."""
+def check_data(config: RunConfig, policy: str, loss: Loss) -> None:
+    """Refuse what no loss can make right. Raises ConfigurationError."""
     depth, name = config.policies[policy].depth, config.trainer_of(policy).loss
     if depth > 0 and not loss.corrects_staleness:
         raise ConfigurationError(

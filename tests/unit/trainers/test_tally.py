@@ -35,6 +35,7 @@ def terms_of(micro: MicroBatch) -> LossTerms:
 def tallied(micros: list[MicroBatch]) -> Tally:
     tally = Tally()
     for micro in micros:
+        tally.count(micro)
         tally.add(torch.tensor(1.0), terms_of(micro), micro)
         tally.compare(micro.behave + 0.25 * micro.mask, micro, 0)
     return tally
@@ -78,6 +79,7 @@ def test_figures_are_the_same_on_every_rank(ranks: int) -> None:
 def test_exact_entropies_take_the_place_of_the_estimate() -> None:
     tally = Tally()
     for micro in MICROS:
+        tally.count(micro)
         tally.add(torch.tensor(1.0), terms_of(micro), micro, torch.full(micro.mask.shape, 1.5))
     found = batch_metrics(tally, ITEMS, manifest_of(1, ITEMS), Ranks())
     assert found["entropy"] == pytest.approx(1.5)
