@@ -15,14 +15,16 @@ from contextlib import suppress
 class LongLine:
     """Listens on a port of its own and forwards to ``host``:``port``.
 
-    round_trip: seconds. bandwidth: bytes a second in each direction. ``connections`` counts those opened so far,
-    ``downloaded`` the bytes from the server.
+    round_trip: seconds. bandwidth: bytes a second in each direction. idle: seconds after which an unused connection is
+    closed, as object stores do (0: never). ``connections`` counts those opened so far, ``downloaded`` the bytes from
+    the server.
     """
 
-    def __init__(self, host: str, port: int, round_trip: float, bandwidth: float) -> None:
+    def __init__(self, host: str, port: int, round_trip: float, bandwidth: float, idle: float = 0.0) -> None:
         self._target = (host, port)
         self._delay = round_trip / 2
         self._bandwidth = bandwidth
+        self._idle = idle
         self._free = {"up": 0.0, "down": 0.0}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="long-line", daemon=True)
@@ -52,13 +54,29 @@ class LongLine:
         self.connections += 1
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         handshake = time.monotonic() + 2 * self._delay
+        used = [time.monotonic()]
+        closing = asyncio.ensure_future(self._close_idle(used, far_writer)) if self._idle else None
         with suppress(asyncio.CancelledError):  # The line was cut.
             await asyncio.gather(
-                self._pump("up", reader, far_writer, handshake), self._pump("down", far_reader, writer, 0.0)
+                self._pump("up", reader, far_writer, handshake, used),
+                self._pump("down", far_reader, writer, 0.0, used),
             )
+        if closing is not None:
+            closing.cancel()
+
+    async def _close_idle(self, used: list[float], far: asyncio.StreamWriter) -> None:
+        """End the server's side of a connection that nobody used for a while."""
+        while time.monotonic() - used[0] < self._idle:
+            await asyncio.sleep(0.05)
+        far.close()
 
     async def _pump(
-        self, way: str, source: asyncio.StreamReader, target: asyncio.StreamWriter, not_before: float
+        self,
+        way: str,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        not_before: float,
+        used: list[float],
     ) -> None:
         """Forward one direction: bytes leave when the line is free and arrive half a round trip later."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -77,6 +95,7 @@ class LongLine:
         try:
             while True:
                 data = await source.read(16 << 10)
+                used[0] = time.monotonic()
                 start = max(time.monotonic(), not_before, self._free[way])
                 self._free[way] = start + len(data) / self._bandwidth
                 self.downloaded += len(data) * (way == "down")

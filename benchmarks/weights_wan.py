@@ -32,6 +32,8 @@ from headrace.schemas.delta_layout import Layout
 from headrace.trainers.step_to_delta import DeltaPublisher
 
 ROUND_TRIP = 0.3
+IDLE = 2.0
+"""Seconds after which the store closes a connection that nobody uses."""
 BANDWIDTH = 8e6
 SHAPE = (4096, 1024)
 
@@ -72,13 +74,33 @@ def store_at(port: int) -> S3Store:
     return S3Store("weights", "", endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1", timeout=60)
 
 
+def after_a_pause(line: LongLine, publisher: DeltaPublisher, drafts: Iterator[dict[str, U16]]) -> Iterator[Figure]:
+    """An update of a full's size after a pause in which the store closes connections, kept warm and not."""
+    head = publisher.head()
+    for name, keeps in (("idle_kept_warm_seconds", True), ("idle_cold_seconds", False)):
+        reader = WeightReader(store_at(line.port), "wan", "main")
+        reader.fetch()
+        assert head is not None
+        head = publisher.publish(next(drafts), version=head.version + 1, lineage=0, batch=0, parent=head, kind="full")
+        end = time.monotonic() + 2 * IDLE
+        while time.monotonic() < end:
+            if keeps:
+                reader.keep_warm()
+            time.sleep(IDLE / 4)
+        opened, began = line.connections, time.monotonic()
+        reader.fetch(head.version, head.manifest_sha256, publisher.commits.announced(head))
+        took, bar = time.monotonic() - began, 4 * ROUND_TRIP + head.size / BANDWIDTH
+        fresh = f"{line.connections - opened} new connections, {head.size / 1e6:.1f} MB after a pause"
+        yield Figure(name, took, "s", bar if keeps else None, False, fresh)
+
+
 def measure(given: argparse.Namespace) -> Iterator[Figure]:
     """All figures."""
     os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test")
     warm = 3 if given.quick else 6
-    with s3_server() as port, LongLine("127.0.0.1", port, ROUND_TRIP, BANDWIDTH) as line:
+    with s3_server() as port, LongLine("127.0.0.1", port, ROUND_TRIP, BANDWIDTH, IDLE) as line:
         near, far = store_at(port), store_at(line.port)
-        drafts = versions(warm + 2 + 18, 2e-5)
+        drafts = versions(warm + 4 + 18, 2e-5)
         first = next(drafts)
         publisher = DeltaPublisher(near, "wan", "main", Layout.of(first, dict.fromkeys(first, "bfloat16")))
         head = publisher.publish(first, version=0, lineage=0, batch=0, parent=None)
@@ -121,6 +143,7 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
         merged = told.fetch(head.version)
         note = f"{merged.bytes_read / 1e6:.1f} MB in {merged.hops} hops"
         yield Figure("merged_18_seconds", time.monotonic() - began, "s", anchor=note)
+        yield from after_a_pause(line, publisher, drafts)
 
 
 if __name__ == "__main__":

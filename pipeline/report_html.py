@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ("bar_chart", "line_chart", "page")
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _NAMES = 520, 220, 46, 26, 180
+_ROLES = 10  # bars that the height of a chart leaves readable
 _COLOURS = ("#1565c0", "#d84315", "#2e7d32")
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -38,6 +39,7 @@ def page(figures: "Figures") -> str:
         bar_chart("Groups dropped, by reason", figures.drops),
         line_chart("Trainer, seconds a step", {"step": curves.step_seconds, "wait for batch": curves.wait_seconds}),
         bar_chart("Trainer's time (per cent)", {k: round(100 * v, 1) for k, v in figures.time_split.items()}),
+        bar_chart("Weights that a version changes (per cent)", _changed(figures.changed_by_role)),
     ]
     body = [
         f"<h1>Run {escape(figures.run)}</h1>",
@@ -87,6 +89,12 @@ def bar_chart(title: str, bars: Mapping[str, float]) -> str:
         shapes.append(f'<rect x="{_NAMES}" y="{y:.1f}" {size}/>')
         shapes.append(f'<text x="{_NAMES + width + 6:.1f}" y="{line:.1f}">{value:g}</text>')
     return _figure(title, "".join(shapes))
+
+
+def _changed(roles: Mapping[str, float]) -> dict[str, float]:
+    """The roles of tensors that change most, by short names, in per cent."""
+    most = sorted(roles.items(), key=lambda item: -item[1])[:_ROLES]
+    return {name.removeprefix("model.").removesuffix(".weight"): round(100 * share, 3) for name, share in most}
 
 
 def _x(value: float, left: float, right: float) -> float:

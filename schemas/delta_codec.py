@@ -106,15 +106,11 @@ def encode_dense(new: NDArray[Any]) -> bytes:
     return _pack(DENSE, new.dtype.itemsize, new.size, new.size, _planes(new))
 
 
-def encode_context(old: NDArray[Any], new: NDArray[Any], positions: I64, kernels: Kernels) -> bytes:
-    """The frame of mode context: steps counted within classes of the old exponent (uint16, [count]).
-
-    positions: where old and new differ, ascending.
-    """
-    parts = steps_by_class(old, new, positions, kernels)
+def encode_context(parts: Sequence[Steps], count: int) -> bytes:
+    """The frame of mode context for a run of ``count`` elements: the steps of every class (``steps_by_class``)."""
     streams = [stream for part in parts for stream in (part.gaps, part.codes, part.magnitudes, part.escapes)]
     changes = [part.changed for part in parts]
-    return _pack(CONTEXT, 2, new.size, sum(changes), streams, changes)
+    return _pack(CONTEXT, 2, count, sum(changes), streams, changes)
 
 
 def encode_segment(
@@ -131,12 +127,8 @@ def encode_segment(
     if pieces:
         bounds[-1] = new.size
     if new.dtype.itemsize == 2 and pieces:
-        steps, counts = kernels.scan(old, new, bounds)
-        if steps.changed and all(counts[lo:hi].sum() <= _SPARSE * _size(bounds, lo, hi) for lo, hi in _groups(bounds)):
-            if context and steps.changed >= _CONTEXT_ABOVE:
-                payload = encode_context(old, new, positions_of(steps.gaps), kernels)
-            else:
-                payload = encode_steps(steps, new.size)
+        payload, counts = _one_frame(old, new, bounds, kernels, context)
+        if payload:
             return [Frame(0, new.size, payload)], counts.tolist()
     else:
         counts = np.diff(np.searchsorted(changed_positions(old, new), bounds)).astype(np.int64)
@@ -172,6 +164,22 @@ def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kern
     else:
         target[:] = _joined(streams, target.dtype)
     return changed
+
+
+def _one_frame(old: NDArray[Any], new: NDArray[Any], bounds: I64, kernels: Kernels, context: bool) -> tuple[bytes, I64]:
+    """The frame of all parts and the changed elements of each; empty when nothing or too much of one part changed."""
+    if context:
+        parts, positions = steps_by_class(old, new, kernels)
+        counts = np.diff(np.searchsorted(positions, bounds)).astype(np.int64)
+        if positions.size >= _CONTEXT_ABOVE and _sparse(bounds, counts):
+            return encode_context(parts, new.size), counts
+    steps, counts = kernels.scan(old, new, bounds)
+    return (encode_steps(steps, new.size) if steps.changed and _sparse(bounds, counts) else b""), counts
+
+
+def _sparse(bounds: I64, counts: I64) -> bool:
+    """Whether at most a quarter of every tensor moved."""
+    return all(counts[lo:hi].sum() <= _SPARSE * _size(bounds, lo, hi) for lo, hi in _groups(bounds))
 
 
 def _size(bounds: I64, lo: int, hi: int) -> int:

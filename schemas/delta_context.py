@@ -24,9 +24,10 @@ from headrace.schemas.delta_steps import (
 __all__ = ("apply_classes", "steps_by_class")
 
 
-def steps_by_class(old: U16, new: U16, positions: I64, kernels: Kernels) -> list[Steps]:
-    """The steps from old to new ([count] each) at the positions that differ, for every class."""
-    return kernels.split(old[positions], new[positions], kernels.ranks(old, positions))
+def steps_by_class(old: U16, new: U16, kernels: Kernels) -> tuple[list[Steps], I64]:
+    """The steps from old to new ([count] each) for every class, and the positions that differ, ascending."""
+    positions, ranks = kernels.find(old, new)
+    return kernels.split(old[positions], new[positions], ranks), positions
 
 
 def apply_classes(steps: Sequence[Steps], target: U16, kernels: Kernels) -> None:

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.schemas.delta_steps import CLASS_TABLE, CLASSES, I64, U8, U16, Steps, no_such_rank
+from headrace.schemas.delta_steps import CLASS_TABLE, CLASSES, I64, U8, U16, NumpyKernels, Steps, no_such_rank
 
 __all__ = ("NumbaKernels",)
 
@@ -133,22 +133,39 @@ def _apply(gaps: U8, codes: U8, magnitudes: U8, escapes: U16, target: U16) -> No
 
 
 @_compiled
-def _ranks(bits: U16, positions: I64, table: U8, seen: NDArray[np.int32], ranks: I64) -> None:
-    """``seen`` [4, classes]: elements so far, by position mod 4, so that one count need not wait for another."""
-    position = 0
-    for change in range(positions.size):
-        stop = positions[change]
-        while position + 4 <= stop:
-            seen[0, table[bits[position] >> 7]] += 1
-            seen[1, table[bits[position + 1] >> 7]] += 1
-            seen[2, table[bits[position + 2] >> 7]] += 1
-            seen[3, table[bits[position + 3] >> 7]] += 1
-            position += 4
-        while position < stop:
-            seen[0, table[bits[position] >> 7]] += 1
-            position += 1
-        one = table[bits[position] >> 7]
-        ranks[change] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
+def _find_ranks(
+    old: U16, new: U16, old_quads: U64, new_quads: U64, table: U8, seen: NDArray[np.int32], positions: U32, ranks: U32
+) -> int:
+    """Changed positions and their places within their class; how many, -1 when there is no room for all.
+
+    ``seen`` [4, classes]: elements so far, by position mod 4, so that one count need not wait for another.
+    """
+    found = 0
+    for quad in range(old_quads.size):
+        start = quad * 4
+        if old_quads[quad] != new_quads[quad]:
+            if found + 8 > positions.size:
+                return -1
+            for position in range(start, start + 4):
+                one = table[old[position] >> 7]
+                if old[position] != new[position]:
+                    positions[found] = position
+                    ranks[found] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
+                    found += 1
+                seen[position & 3, one] += 1
+        else:
+            seen[0, table[old[start] >> 7]] += 1
+            seen[1, table[old[start + 1] >> 7]] += 1
+            seen[2, table[old[start + 2] >> 7]] += 1
+            seen[3, table[old[start + 3] >> 7]] += 1
+    for position in range(old_quads.size * 4, old.size):
+        one = table[old[position] >> 7]
+        if old[position] != new[position]:
+            positions[found] = position
+            ranks[found] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
+            found += 1
+        seen[position & 3, one] += 1
+    return found
 
 
 @_compiled
@@ -257,11 +274,17 @@ class NumbaKernels:
         # A copy is aligned and writable whatever frame it came from: one compiled variant serves all.
         _apply(steps.gaps, steps.codes, steps.magnitudes, np.array(steps.escapes, np.uint16), target)
 
-    def ranks(self, bits: U16, positions: I64) -> I64:
-        """Places of elements within their class (see ``delta_steps.Kernels.ranks``)."""
-        ranks = np.empty(positions.size, np.int64)
-        _ranks(bits, positions, CLASS_TABLE, np.zeros((4, CLASSES), np.int32), ranks)
-        return ranks
+    def find(self, old: U16, new: U16) -> tuple[I64, I64]:
+        """Changed positions and their places within their class (see ``delta_steps.Kernels.find``)."""
+        room = old.size // 4 + 8
+        positions, ranks = np.empty(room, np.uint32), np.empty(room, np.uint32)
+        whole = old.size // 4 * 4
+        old_quads, new_quads = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
+        seen = np.zeros((4, CLASSES), np.int32)
+        found = _find_ranks(old, new, old_quads, new_quads, CLASS_TABLE, seen, positions, ranks)
+        if found < 0:  # as many changes are coded in another mode, whatever their classes
+            return NumpyKernels().find(old, new)
+        return positions[:found].astype(np.int64), ranks[:found].astype(np.int64)
 
     def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
         """The steps of every class (see ``delta_steps.Kernels.split``)."""

@@ -76,19 +76,19 @@ class Kernels(Protocol):
         """Apply steps that passed ``check_steps`` to [count] elements in place; once, on their own base."""
         ...
 
-    def ranks(self, bits: U16, positions: I64) -> I64:
-        """How many earlier elements have the class of the element at each of ascending positions.
+    def find(self, old: U16, new: U16) -> tuple[I64, I64]:
+        """Where old and new ([count] each) differ, ascending, and how many earlier elements have the class of each.
 
-        bits: old bits [count], whose ``classes_of`` are meant.
+        Classes are those of the old bits (``classes_of``).
         """
         ...
 
     def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
-        """The steps of every class, from the old and new bits of changed elements and their ``ranks`` ([changed])."""
+        """The steps of every class, from the old and new bits of changed elements and their ranks ([changed])."""
         ...
 
     def places(self, bits: U16, ranks: Sequence[I64]) -> list[I64]:
-        """Where the elements with given ranks in their class stand; the inverse of ``ranks``.
+        """Where the elements with given ranks in their class stand; the inverse of ``find``.
 
         ranks: ascending, for each class. Raises DeltaCorrupt when a class has not that many elements.
         """
@@ -227,14 +227,15 @@ class NumpyKernels:
         positions = positions_of(steps.gaps)
         target[positions] = moved(target[positions], steps)
 
-    def ranks(self, bits: U16, positions: I64) -> I64:
-        """Places of elements within their class (see ``Kernels.ranks``)."""
-        classes = classes_of(bits)
+    def find(self, old: U16, new: U16) -> tuple[I64, I64]:
+        """Changed positions and their places within their class (see ``Kernels.find``)."""
+        positions = changed_positions(old, new)
+        classes = classes_of(old)
         order = np.argsort(classes, kind="stable")
         place = np.empty(classes.size, np.int64)
         place[order] = np.arange(classes.size)
         first = np.searchsorted(classes[order], np.arange(CLASSES))
-        return place[positions] - first[classes[positions]]
+        return positions, place[positions] - first[classes[positions]]
 
     def split(self, before: U16, after: U16, ranks: I64) -> list[Steps]:
         """The steps of every class (see ``Kernels.split``)."""

@@ -21,7 +21,7 @@ def kernels_on(device: torch.device) -> Kernels | None:
 
 
 class TorchKernels(NumpyKernels):
-    """See ``delta_steps.Kernels``; ``scan`` and ``ranks`` run on ``device``. May be used from several threads."""
+    """See ``delta_steps.Kernels``; ``scan`` and ``find`` run on ``device``. May be used from several threads."""
 
     name = "torch"
 
@@ -51,18 +51,19 @@ class TorchKernels(NumpyKernels):
             counts,
         )
 
-    def ranks(self, bits: U16, positions: I64) -> I64:
-        """Places of elements within their class (see ``Kernels.ranks``)."""
+    def find(self, old: U16, new: U16) -> tuple[I64, I64]:
+        """Changed positions and their places within their class (see ``Kernels.find``)."""
+        before = self._bits(old)
+        positions = torch.nonzero(before != self._bits(new)).flatten()
         table = torch.from_numpy(CLASS_TABLE).to(self._device)
-        classes = table[(self._bits(bits).int() >> 7) & 0x1FF].long()
+        classes = table[(before.int() >> 7) & 0x1FF].long()
         order = torch.argsort(classes, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(order.numel(), device=self._device)
         sizes = torch.bincount(classes, minlength=CLASS_TABLE.max() + 1)
         first = torch.cumsum(sizes, 0) - sizes
-        at = torch.from_numpy(positions).to(self._device)
-        ranks: I64 = (place[at] - first[classes[at]]).cpu().numpy()
-        return ranks
+        ranks = place[positions] - first[classes[positions]]
+        return positions.cpu().numpy(), ranks.cpu().numpy()
 
     def _bits(self, bits: U16) -> Tensor:
         """Bits as int16 on the device; torch knows few operations on uint16."""

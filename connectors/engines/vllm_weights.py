@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -129,26 +129,12 @@ def install(engine: Any, hand_over: HandOver, weights: Weights, version: int, *,
     """Put a version in force in a vLLM ``LLM`` between two of its steps, whole or not at all.
 
     recompute: running requests compute their key-value cache anew; without it they keep it, and prompts need
-    ``cache_salt``. Raises WeightsRefused, after which the engine must not sample until an ``install`` succeeds.
+    ``cache_salt``. Raises WeightsRefused, after which the engine must not sample until an ``install`` succeeds, unless
+    the weights were refused before anything was sent.
     """
-
-    def update(info: dict[str, Any]) -> None:
-        engine.collective_rpc("start_weight_update")
-        engine.collective_rpc("update_weights", kwargs={"update_info": info})
-        engine.collective_rpc("finish_weight_update")
-
-    if hand_over.version < 0:
-        engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-    for last in (False, True):
-        try:
-            update(hand_over.prepare(weights, version))
-            break
-        except WeightsRefused:
-            raise
-        except Exception as error:  # vLLM wraps what a worker raises in errors of its own
-            _failed(hand_over, error, version, last=last)
-    hand_over.installed(weights, version)
-    engine.reset_prefix_cache(reset_running_requests=recompute)
+    work = _install(_Blocking(engine, recompute), hand_over, weights, version)
+    with suppress(StopIteration):  # nothing in it waits, so one step is all of it
+        work.send(None)
 
 
 async def install_async(
@@ -156,36 +142,84 @@ async def install_async(
 ) -> None:
     """The same for an ``AsyncLLM``, which is paused meanwhile; its completions then name ``version`` (text).
 
-    When it raises WeightsRefused the engine stays paused: its weights are not those of any version.
+    When it raises WeightsRefused after a failed update the engine stays paused: its weights are those of no version.
     """
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+    await _install(_Paused(engine, recompute), hand_over, weights, version)
 
-    async def update(info: dict[str, Any]) -> None:
-        await engine.start_weight_update()
-        await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
-        await engine.finish_weight_update(weight_version=str(version))
 
-    await engine.pause_generation(mode="keep", clear_cache=recompute)
-    if hand_over.version < 0:
-        await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+class _Calls(Protocol):
+    """How an engine is told."""
+
+    async def begin(self, *, first: bool) -> None: ...
+
+    async def update(self, info: dict[str, Any], version: int) -> None: ...
+
+    async def end(self, *, changed: bool) -> None: ...
+
+
+async def _install(calls: _Calls, hand_over: HandOver, weights: Weights, version: int) -> None:
+    """Update by changes; when that fails, by everything."""
+    await calls.begin(first=hand_over.version < 0)
     for last in (False, True):
         try:
-            await update(hand_over.prepare(weights, version))
-            break
+            info = hand_over.prepare(weights, version)
         except WeightsRefused:
-            await engine.resume_generation()  # nothing was sent: the version before is whole
+            if not last:  # nothing was sent: the version before is whole
+                await calls.end(changed=False)
             raise
-        except Exception as error:  # vLLM wraps what a worker raises in errors of its own
-            _failed(hand_over, error, version, last=last)
+        try:
+            await calls.update(info, version)
+            break
+        except Exception as error:  # a worker's errors come in whatever form vLLM gives them
+            hand_over.lost()
+            if last:
+                raise WeightsRefused(f"vLLM did not take version {version}, changed or whole: {error}") from error
     hand_over.installed(weights, version)
-    await engine.resume_generation()
+    await calls.end(changed=True)
 
 
-def _failed(hand_over: HandOver, error: Exception, version: int, *, last: bool) -> None:
-    """After a failed update: whole weights next, or the end."""
-    hand_over.lost()
-    if last:
-        raise WeightsRefused(f"vLLM did not take version {version}, changed or whole: {error}") from error
+class _Blocking:
+    """An ``LLM``, which runs only when it is called."""
+
+    def __init__(self, engine: Any, recompute: bool) -> None:
+        self._engine, self._recompute = engine, recompute
+
+    async def begin(self, *, first: bool) -> None:
+        if first:
+            self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+
+    async def update(self, info: dict[str, Any], version: int) -> None:
+        self._engine.collective_rpc("start_weight_update")
+        self._engine.collective_rpc("update_weights", kwargs={"update_info": info})
+        self._engine.collective_rpc("finish_weight_update")
+
+    async def end(self, *, changed: bool) -> None:
+        if changed:
+            self._engine.reset_prefix_cache(reset_running_requests=self._recompute)
+
+
+class _Paused:
+    """An ``AsyncLLM``, held for the time of the update."""
+
+    def __init__(self, engine: Any, recompute: bool) -> None:
+        self._engine, self._recompute = engine, recompute
+
+    async def begin(self, *, first: bool) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._engine.pause_generation(mode="keep", clear_cache=self._recompute)
+        if first:
+            await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+
+    async def update(self, info: dict[str, Any], version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._engine.start_weight_update()
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+        await self._engine.finish_weight_update(weight_version=str(version))
+
+    async def end(self, *, changed: bool) -> None:
+        await self._engine.resume_generation()
 
 
 def _has_nan(values: NDArray[Any]) -> bool:

@@ -25,11 +25,11 @@ from headrace.schemas.delta_codec import (
     encode_steps,
     frame_mode,
 )
+from headrace.schemas.delta_context import steps_by_class
 from headrace.schemas.delta_layout import DeltaCorrupt, Piece
 from headrace.schemas.delta_steps import (
     Kernels,
     NumpyKernels,
-    changed_positions,
     check_steps,
     gaps_of,
     kernels_for,
@@ -79,7 +79,7 @@ def rebuilt(old: NDArray[np.generic], payload: bytes, kernels: Kernels) -> NDArr
 
 
 def context_frame(old: U16, new: U16, kernels: Kernels) -> bytes:
-    return encode_context(old, new, changed_positions(old, new), kernels)
+    return encode_context(steps_by_class(old, new, kernels)[0], new.size)
 
 
 def one_piece(count: int) -> list[Piece]:

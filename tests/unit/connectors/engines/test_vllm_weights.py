@@ -1,6 +1,6 @@
 """Hand-over to vLLM: a real engine on CPU serves exactly the weights of the version, tied embeddings included."""
 
-import os
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.connectors.engines.engine import WeightsRefused
-from headrace.connectors.engines.vllm_weights import HandOver, cache_salt, engine_arguments, install
+from headrace.connectors.engines.vllm_weights import (
+    HandOver,
+    cache_salt,
+    engine_arguments,
+    install,
+    install_async,
+)
 
 Weights = dict[str, NDArray[np.uint16]]
 PROMPTS = [[5, 6, 7, 8] * 10, [9, 4, 11] * 13]
@@ -113,6 +119,24 @@ def test_an_update_that_fails_is_answered_by_a_whole_one(hand_over: HandOver) ->
     assert hand_over.version == 2
 
 
+QUIET = {
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+}
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 64,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enable_prefix_caching": True,
+    "skip_tokenizer_init": True,
+    "block_size": 32,
+}
+
+
 # ---- a real engine ------------------------------------------------------------------------------------------------
 
 
@@ -120,30 +144,12 @@ def test_an_update_that_fails_is_answered_by_a_whole_one(hand_over: HandOver) ->
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
     pytest.importorskip("vllm", reason="needs vLLM (extra rollout-cpu)")
     folder = make(tmp_path_factory.mktemp("model") / "m", tied=request.param)
-    settings = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "HF_HUB_OFFLINE": "1",
-    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
+        for name, value in {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
             patch.setenv(name, value)
         from vllm import LLM
 
-        engine = LLM(
-            str(folder),
-            dtype="float32",
-            max_model_len=64,
-            enforce_eager=True,
-            kv_cache_memory_bytes=64 << 20,
-            enable_prefix_caching=True,
-            skip_tokenizer_init=True,
-            block_size=32,
-            **engine_arguments(),
-        )
+        engine = LLM(model=str(folder), **SMALL, **engine_arguments())
         yield engine, folder
         engine.llm_engine.engine_core.shutdown()
 
@@ -186,15 +192,23 @@ def scores(engine: Any) -> list[list[float]]:
     return out
 
 
-def wanted(folder: Path, weights: Weights) -> list[list[float]]:
+def loaded(folder: Path, weights: Weights) -> Any:
+    """The model in transformers with the given weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
     state = {n: torch.from_numpy(a.copy()).view(torch.bfloat16).float() for n, a in weights.items()}
     _, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     model.tie_weights()
+    return model
+
+
+def wanted(folder: Path, weights: Weights) -> list[list[float]]:
+    import torch
+
+    model = loaded(folder, weights)
     out = []
     for prompt in PROMPTS:
         tokens, values = list(prompt), []
@@ -222,7 +236,7 @@ def test_every_version_is_served_exactly(served: tuple[Any, Path], tmp_path: Pat
         assert found == scores(engine), "from the prefix cache"
         assert share == 0.0 or found != before, "the prefix cache must not give keys of the version before"
         before = found
-    assert os.listdir(tmp_path / os.listdir(tmp_path)[0]) == []
+    assert not any(path.is_file() for path in tmp_path.rglob("*")), "files of installed versions stay"
 
 
 def test_an_update_that_was_damaged_on_the_way_is_repaired(
@@ -247,3 +261,64 @@ def test_an_update_that_was_damaged_on_the_way_is_repaired(
     install(engine, hand_over, new, 11)
     assert hand_over.version == 11
     assert np.allclose(scores(engine), wanted(folder, new), atol=2e-5)
+
+
+def test_an_engine_in_processes_of_its_own_is_updated_between_two_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ``AsyncLLM`` with a request under way: it goes on, and its tokens name the version that sampled them."""
+    pytest.importorskip("vllm", reason="needs vLLM (extra rollout-cpu)")
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    folder = make(tmp_path / "m", tied=True)
+    first = first_weights(folder)
+    second = moved(first, 5, 0.2)
+
+    async def run() -> Any:
+        from vllm import AsyncEngineArgs, SamplingParams
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        more = {**SMALL, **engine_arguments(), "weight_transfer_config": WeightTransferConfig(backend="headrace")}
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), disable_log_stats=True, **more))
+        try:
+            hand_over = HandOver(tmp_path, verify="always")
+            await install_async(engine, hand_over, first, 0)
+            sampling = SamplingParams(
+                max_tokens=56,
+                temperature=0,
+                logprobs=0,
+                detokenize=False,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.CUMULATIVE,
+            )
+            last, sent = None, False
+            async for last in engine.generate({"prompt_token_ids": PROMPTS[0][:8]}, sampling, "one"):
+                if not sent and len(last.outputs[0].token_ids) > 3:
+                    sent = True
+                    with pytest.raises(WeightsRefused, match="NaN"):
+                        await install_async(engine, hand_over, {n: a | np.uint16(0x7FC1) for n, a in first.items()}, 9)
+                    await install_async(engine, hand_over, second, 1)
+            return last
+        finally:
+            engine.shutdown()
+
+    completion = asyncio.run(run()).outputs[0]
+    spans = completion.weight_versions
+    assert [span.version for span in spans] == ["0", "1"]
+    assert 0 < spans[0].end == spans[1].start < 56
+    tokens = list(completion.token_ids)
+    found = [step[t].logprob for step, t in zip(completion.logprobs, tokens, strict=True)]
+    for weights, span in ((first, spans[0]), (second, spans[1])):
+        wanted = teacher_forced(folder, weights, PROMPTS[0][:8], tokens)
+        part = slice(span.start, span.end)
+        assert np.allclose(found[part], wanted[part], atol=2e-5), span
+
+
+def teacher_forced(folder: Path, weights: Weights, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Log-probs of given tokens, each after all before it."""
+    import torch
+
+    logits = loaded(folder, weights)(torch.tensor([prompt + tokens])).logits[0].float().log_softmax(-1)
+    return [float(logits[len(prompt) - 1 + at, token]) for at, token in enumerate(tokens)]

@@ -116,6 +116,33 @@ def test_an_exported_checkpoint_holds_the_published_bits(tmp_path: Path) -> None
     assert np.array_equal(bits, BITS["w"] + 1)
 
 
+@pytest.mark.parametrize("version", [0, 2, -1])
+def test_any_version_is_loaded_by_transformers(tmp_path: Path, version: int) -> None:
+    """A model with tied embeddings; the version lies in a full, behind a chain of deltas, or at the head."""
+    torch = pytest.importorskip("torch")
+    from trainer_feed import make_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = make_model(tmp_path / "model")
+    named = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).named_parameters()
+    bits = {name: p.detach().view(torch.int16).numpy().view(np.uint16).copy() for name, p in named}
+    store = LocalStore(tmp_path / "store")
+    publisher = DeltaPublisher(store, "first", "main", Layout.of(bits, dict.fromkeys(bits, "bfloat16")))
+    head, truth = None, []
+    for number in range(4):
+        bits = {name: array ^ np.uint16(number) for name, array in bits.items()}
+        truth.append(bits)
+        head = publisher.publish(bits, version=number, lineage=0, batch=number, parent=head)
+    out = tmp_path / "out"
+    words = (str(tmp_path / "store"), str(out), "--version", str(version), "--model", str(model))
+    assert headrace("export", *words) == 0
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16)
+    for name, parameter in loaded.named_parameters():
+        assert np.array_equal(parameter.detach().view(torch.int16).numpy().view(np.uint16), truth[version][name]), name
+    assert loaded.get_output_embeddings().weight.data_ptr() == loaded.get_input_embeddings().weight.data_ptr()
+    assert AutoTokenizer.from_pretrained(out).encode("12") == AutoTokenizer.from_pretrained(model).encode("12")
+
+
 def test_merge_and_prune_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published(tmp_path, versions=6)
     assert headrace("merge", str(tmp_path)) == 0
