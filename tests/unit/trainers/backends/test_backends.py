@@ -13,8 +13,8 @@ from headrace.schemas.errors import ConfigurationError
 from headrace.trainers.advantages.advantage import AdvantageOptions
 from headrace.trainers.advantages.dr import GroupCentered
 from headrace.trainers.backends.backend import Backend, Weights
-from headrace.trainers.backends.open import open_backend
 from headrace.trainers.backends.load_model import load_policy_model
+from headrace.trainers.backends.open import open_backend
 from headrace.trainers.backends.policy_model import PolicyModel
 from headrace.trainers.batching import MicroBatch, pack, rows_of
 from headrace.trainers.ranks import Ranks
