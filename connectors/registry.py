@@ -20,6 +20,7 @@ from headrace.schemas.avsc import NAMESPACE
 from headrace.schemas.codec import fingerprint_of
 from headrace.schemas.config import RegistryConfig
 from headrace.schemas.errors import ConfigurationError, HeadraceError
+from headrace.schemas.released import incompatibilities
 
 __all__ = (
     "COMPATIBILITY",
@@ -115,10 +116,18 @@ class SchemaRegistry:
         return int(self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", body)["id"])
 
     def compatible(self, subject: str, schema: dict[str, Any]) -> list[str]:
-        """Why the registry's rules forbid a schema as the next version, with the versions it breaks; empty: allowed."""
+        """Why a schema may not be the next version, with the versions that it could not read; empty: it may.
+
+        Each version is compared here too, because the registry's rule for the subject may be laxer than ours.
+        """
         body = {"schema": json.dumps(schema), "schemaType": "AVRO"}
         reasons = []
         for version in self.versions(subject):
+            held = self.version(subject, version)
+            broken = incompatibilities(schema, held.schema) if held is not None else []
+            if broken:
+                reasons.append(f"version {version}: {'; '.join(broken)}")
+                continue
             path = f"/compatibility/subjects/{quote(subject, safe='')}/versions/{version}?verbose=true"
             verdict = self._ask("POST", path, body)
             if not verdict["is_compatible"]:

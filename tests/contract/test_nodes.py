@@ -135,7 +135,7 @@ def test_a_worker_goes_on_when_the_node_that_coordinates_its_group_is_killed(nod
     plan = nodes.plan()
     assert plan is not None
     run = f"toy-{uuid.uuid4().hex[:8]}"
-    connection = Connection.of(KafkaConfig(replication_factor=3), run, nodes.bootstrap())
+    connection = Connection.of(KafkaConfig(replication_factor=3), run, nodes.bootstrap()).patient(lambda: False)
     connection.ensure_topics(partition_counts(["main"], groups=PARTITIONS, inboxes=1, lanes=1))
     numbers = range(400)
     worker = KeptWorker(connection)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.connectors.kafka import MAX_MESSAGE_BYTES, Connection
+from headrace.connectors.kafka import MAX_MESSAGE_BYTES, Connection, Producer
 from headrace.connectors.kafka_errors import BrokerUnreachable, ErrorLog, KafkaFailure, LoginRefused, explain
+from headrace.schemas.codec import decode, encode, fingerprint
 from headrace.schemas.config import KafkaConfig
 from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import Record
 
 SECRET = "correct-horse-battery"
 
@@ -68,6 +70,28 @@ def test_settings_of_the_file_go_to_every_client_and_the_callers_win() -> None:
 def test_topics_carry_the_runs_prefix() -> None:
     assert Connection.of(KafkaConfig(bootstrap="a:1"), "run").topic("prompts") == "run.prompts"
     assert MAX_MESSAGE_BYTES == 8 << 20
+
+
+def test_a_registrys_ids_take_the_place_of_ours_on_topics_that_other_tools_read(
+    monkeypatch: pytest.MonkeyPatch, examples: dict[str, Record]
+) -> None:
+    sent: dict[str, object] = {}
+    monkeypatch.setattr(Producer, "produce", lambda _, topic, value=None, *rest, **where: sent.update({topic: value}))
+    connection = Connection.of(KafkaConfig(bootstrap="127.0.0.1:1"), "run")
+    value = encode(examples["Step"])
+    connection.use_schema_ids({fingerprint("Step"): 258, "0123456789abcdef": 7})
+    producer = connection.producer("test")
+    for topic in ("run.steps", "run.dead-letters", "run.batch-state-changelog"):
+        producer.produce(topic, value, partition=0)
+    producer.produce("run.tasks", encode(examples["Task"]))
+    producer.produce("run.deltas", None)
+    producer.produce("run.evals", b"\0")
+    assert sent["run.steps"] == b"\0\0\0\1\2" + value[5:]
+    assert sent["run.dead-letters"] == sent["run.batch-state-changelog"] == value
+    assert sent["run.tasks"] == encode(examples["Task"]), "a record without an id in the registry keeps ours"
+    assert sent["run.deltas"] is None and sent["run.evals"] == b"\0"
+    assert decode(b"\0\0\0\1\2" + value[5:]) == examples["Step"], "a foreign writer's record, without our header"
+    assert "258" not in repr(connection)
 
 
 def test_an_error_log_prefers_the_reason_over_the_summary() -> None:

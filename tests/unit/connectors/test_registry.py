@@ -119,11 +119,17 @@ def test_registering_sends_the_schema_and_a_refusal_is_told(server: Scripted) ->
 
 
 def test_compatibility_is_asked_of_every_version_and_reasons_are_kept(server: Scripted) -> None:
-    held(server, "Step", {"type": "string"}, {"type": "string"})
+    schema = packaged_schema("Step")
+    less = {**schema, "fields": schema["fields"][1:]}
+    held(server, "Step", schema, schema, less)
     path = "/compatibility/subjects/headrace.Step/versions"
-    server.answers["POST", f"{path}/1?verbose=true"] = (200, {"is_compatible": False, "messages": ["no default"]})
-    server.answers["POST", f"{path}/2?verbose=true"] = (200, {"is_compatible": True})
-    assert registry(server.url).compatible("headrace.Step", packaged_schema("Step")) == ["version 1: no default"]
+    server.answers["POST", f"{path}/1?verbose=true"] = (200, {"is_compatible": False, "messages": ["a rule of ours"]})
+    for version in (2, 3):
+        server.answers["POST", f"{path}/{version}?verbose=true"] = (200, {"is_compatible": True})
+    assert registry(server.url).compatible("headrace.Step", schema) == [
+        "version 1: a rule of ours",
+        f"version 3: {schema['fields'][0]['name']}: is new and has no default",
+    ], "the registry's laxer rule counted"
     assert registry(server.url).compatible("headrace.Head", packaged_schema("Head")) == []
 
 
