@@ -13,6 +13,7 @@ from headrace.connectors.cluster_runs import RunTopics, busy_groups, has_record_
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.store import ObjectStore
 from headrace.pipeline.run_records import read_records
+from headrace.schemas.access import LAUNCHER
 from headrace.schemas.config import KafkaConfig
 from headrace.schemas.records import RunEnd
 
@@ -92,7 +93,7 @@ def delete_run(
     found = next((one for one in runs_on(Connection.of(config, "janitor", bootstrap)) if one.run == run), None)
     if found is None:
         return None, 0
-    connection = Connection.of(config, run, bootstrap)
+    connection = Connection.of(config, run, bootstrap, role=LAUNCHER)
     verdict = judge(connection, found, rules)
     if not verdict.goes:
         return verdict, 0
