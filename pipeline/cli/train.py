@@ -144,8 +144,13 @@ def _train(folder: "RunFolder", config: "RunConfig", training: Training, bootstr
     supervisor = Supervisor(folder.logs, max_restarts=run.max_restarts, window_seconds=run.restart_window_seconds)
     try:
         with broker_of(source, bootstrap) as address:
-            words = ("--recorded", training.recorded, "--bootstrap", address, "--first", str(training.first))
-            words = (*words, "--last", str(training.last))
+            given = {
+                "recorded": training.recorded,
+                "bootstrap": address,
+                "first": training.first,
+                "last": training.last,
+            }
+            words = tuple(word for name, value in given.items() for word in (f"--{name}", str(value)))
 
             def part(*more: str) -> "Part":
                 return log_trainer_part(config, folder.config, training.policy, (*words, *more))

@@ -8,7 +8,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.connectors.plugins import load
@@ -43,12 +44,12 @@ class _Line:
 
     def _run(self) -> None:
         while (entry := self._queue.get()) is not None:
-            self._try(lambda entry=entry: self._sink.write(*entry))  # type: ignore[misc]
+            self._try(partial(self._sink.write, *entry))
         self._try(self._sink.close)
 
-    def _try(self, call: object) -> None:
+    def _try(self, call: Callable[[], None]) -> None:
         try:
-            call()  # type: ignore[operator]
+            call()
         except Exception as error:  # the seam to other people's clients: whatever they raise, training goes on
             self.failed += 1
             self._say("failed", f"{type(error).__name__}: {error}; training goes on, failures are counted")

@@ -16,17 +16,17 @@ class TensorBoard:
         required("tensorboard", "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder or str(info.folder / "tensorboard" / info.policy))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(folder or str(info.folder / "tensorboard" / info.policy))
         if info.settings:
             text = "\n".join(f"    {key} = {value}" for key, value in sorted(info.settings.items()))
-            self._writer.add_text("settings", text, 0)  # type: ignore[no-untyped-call]
+            self._writer.add_text("settings", text, 0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """See ``Sink``."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
         """See ``Sink``."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
