@@ -128,6 +128,11 @@ class Frontier:
             self.outage_end_ms = now_ms
             self._on_outage(start_ms, now_ms)
 
+    def worked(self, seconds: float) -> None:
+        """This thread has computed for so long (CPU time, which a frozen process does not use): nobody was silent."""
+        self._heard = min(time.monotonic(), self._heard + seconds)
+        self._heard_ms = min(self._clock(), self._heard_ms + int(seconds * 1000))
+
     def probe(self) -> bool:
         """After a second without a word, ask the broker; False when it does not answer."""
         if time.monotonic() - self._heard <= QUIET_SECONDS or not self.positions:

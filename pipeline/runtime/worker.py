@@ -238,6 +238,7 @@ class Worker:
         if self._members.given is not None or self._trouble is not None:
             return
         tasks = self._tasks.values()
+        at_work = time.thread_time()
         for task in tasks:
             task.fire_timers()
         now = time.monotonic()
@@ -246,6 +247,7 @@ class Worker:
                 task.act()
             if task.committed <= now - KEEP_SECONDS and task.next_due_ms() is not None:
                 task.touched = True
+        self._frontier.worked(time.thread_time() - at_work)
         self._commit()
         self._frontier.probe()
         self._report()

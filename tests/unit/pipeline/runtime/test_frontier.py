@@ -116,3 +116,22 @@ def test_reached_and_detach(broker: Broker) -> None:
     assert not frontier.reached({A: 0})
     frontier.read_to_end(A, 9)
     assert A not in frontier.positions
+
+
+def test_a_long_computation_is_no_outage_and_a_frozen_one_is(broker: Broker) -> None:
+    frontier = broker.frontier()
+    frontier.attach({A: 0})
+    broker.seconds += 4.0
+    frontier.worked(3.5)
+    frontier.heard()
+    assert broker.outages == [], "a stage that decides for 3.5 s keeps its worker from hearing the broker, no more"
+    broker.seconds += 4.0
+    frontier.worked(0.2)
+    frontier.heard()
+    assert len(broker.outages) == 1, "most of that time this process did nothing"
+    broker.seconds += 1.0
+    frontier.worked(60.0)
+    assert frontier.probe(), "work never counts beyond this moment"
+    broker.seconds += 3.0
+    frontier.heard()
+    assert len(broker.outages) == 2
