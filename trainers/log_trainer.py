@@ -66,7 +66,7 @@ class LogTrainer:
             connection,
             policy=self._policy,
             name=policy,
-            lanes=lanes_of(ranks.rank, ranks.size, connection.partition_count(f"batches.{policy}")),
+            lanes=lanes_of(ranks.data_rank, ranks.data_size, connection.partition_count(f"batches.{policy}")),
             manifests=ranks.leads,
             client_id=f"from-log.{config.run.id}.{ranks.rank}",
             group=consumer_group(recorded.run.id, f"from-log.{config.run.id}"),
