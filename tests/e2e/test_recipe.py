@@ -160,6 +160,7 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(runner: Runner) -> None:
         assert f"{part} has finished" in text
     _goes_on_with_a_finished_run(runner)
     _traces_a_trained_prompt(folder)
+    _decides_again_as_recorded_and_otherwise_without_operators(folder)
     _trains_again_from_its_batches(runner)
 
 
@@ -174,7 +175,9 @@ def _goes_on_with_a_finished_run(runner: Runner) -> None:
 def _trains_again_from_its_batches(runner: Runner) -> None:
     """Bit for bit on plain torch, in a folder of its own; the run that it was taken from stays as it was."""
     folder = runner.run("whole")
-    before = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and not {"logs", "broker"} & set(p.parts)}
+    before = {
+        str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and not {"logs", "broker"} & set(p.parts)
+    }
     command = [HEADRACE, "train", "--from-batches", folder, "run.id=again"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     assert done.stdout.splitlines()[-1] == f"run: {runner.run('again')}"
@@ -184,6 +187,24 @@ def _trains_again_from_its_batches(runner: Runner) -> None:
     assert before == {name: Path(name).read_bytes() for name in before}
     assert runner.left_over("whole") == runner.left_over("again") == []
     assert "headrace train --resume" in ended(runner.start(str(runner.run("again")), "--resume"), 78)
+
+
+def _decides_again_as_recorded_and_otherwise_without_operators(folder: Path) -> None:
+    def replayed(*words: str) -> dict[str, list[dict[str, object]]]:
+        command = [HEADRACE, "replay", *words, "-f", folder, "--format", "json"]
+        out: dict[str, list[dict[str, object]]] = json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        )
+        return out
+
+    same, other = replayed(), replayed("operators=[]")
+    assert same["differences"] == [] and same["groups"] == other["groups"] >= 48
+    filtered = [v["groups"] for v in same["verdicts"] if v["recorded"] == "filtered by dynamic_sampling"]
+    changed = [d for d in other["differences"] if str(d["recorded"]).startswith("filtered by dynamic_sampling")]
+    assert len(changed) == len(other["differences"]) == sum(filtered) > 0  # type: ignore[arg-type]
+    assert all(str(d["replayed"]).startswith("kept") and str(d["place"]).startswith("ledger[") for d in changed)
+    part = replayed("--offsets", "0:40")
+    assert 0 < part["groups"] < same["groups"] and part["differences"] == []
 
 
 def _traces_a_trained_prompt(folder: Path) -> None:
