@@ -103,6 +103,8 @@ class Worker:
         self._folded = self._commits = 0
         self._reported = time.monotonic()
         self._poll_ms = int(config.kafka.settings.get("max.poll.interval.ms", MAX_POLL_MS))
+        self._revoked: float | None = None
+        """When tasks were last revoked that ran, until some run again."""
         self._expelled: float | None = None
         """Since when the group does not know this member, by the monotonic clock."""
 
@@ -400,6 +402,10 @@ class Worker:
             task.touched = True
         log.info("%s: runs tasks %s", self._name, sorted(self._tasks) or "none")
         self._commit()
+        if self._revoked is not None:
+            pause, self._revoked = time.monotonic() - self._revoked, None
+            log.info("%s: the rebalance paused its tasks for %.2f s", self._name, pause)
+            self._metrics.gauge("last_rebalance_seconds", pause, stage=self._sub_topology)
 
     def _index(self) -> None:
         self._places = {place: task for task in self._tasks.values() for place in task.places}
@@ -416,6 +422,8 @@ class Worker:
 
         Every task takes part in the commit: the group refuses it when this member had lost its tasks before.
         """
+        if self._tasks:
+            self._revoked = time.monotonic()
         for task in self._tasks.values():
             task.touched = True
         self._suspended |= {task.number: task for task in self._attacher.call_off()}

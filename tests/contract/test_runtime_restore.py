@@ -80,6 +80,9 @@ def test_tasks_that_stay_are_resumed_unread_and_those_that_come_never_hold_them_
             until(lambda: early.count("tasks_restored") == 2 and late.count("tasks_resumed") == 2)
             quiet(connection)
             assert late.count("restored_records") == 0, "what came back was not read again"
+            pause = late.metrics.value("last_rebalance_seconds", stage="assemble")
+            print(f"the rebalance took {pause:.2f} s")
+            assert pause > 0
             assert early.count("restored_records") >= done - 100
             assert early.count("restored_records") <= in_changelog(connection, 0, 1)
 
