@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
 
 from headrace.trainers.losses.correction import (
@@ -112,7 +113,8 @@ class Anchored(ABC):
         if o.sequence_mask:
             kept = kept * sequence_mask(away.detach(), streams.advantages, mask, o.sequence_mask)
         weight = kept
-        sums = {**token_sums(streams, o.log_ratio_limit), **part.sums, "prox_kl": -away.detach().sum()}
+        sums = {"clip_fraction": torch.zeros_like(kept).sum(), **token_sums(streams, o.log_ratio_limit), **part.sums}
+        sums["prox_kl"] = -away.detach().sum()
         peaks = {"ratio/max": away.detach().exp().amax()}
         if o.anchor == "prox":
             limit = o.log_ratio_limit

@@ -154,6 +154,24 @@ def test_figures_add_up_over_rows_and_carry_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_loss_tells_what_it_clipped_kept_and_how_far_it_is(name: str) -> None:
+    given = streams(spread=0.6)
+    terms = made(name)(given)
+    sums = {key: float(value) for key, value in terms.sums.items()}
+    told = {"clip_fraction", "kept_fraction", "prox_kl", "behave_kl/k1", "behave_kl/k3", "ratio/behave", "entropy"}
+    assert told | {"ratio/behave_squared", "mismatch_kl", "mismatch/kl"} <= set(sums)
+    assert {"mismatch/training_ppl", "mismatch/rollout_ppl"} <= set(terms.rows) and "ratio/max" in terms.peaks
+    trained = float(given.mask.sum())
+    assert 0 <= sums["clip_fraction"] <= trained and 0 < sums["kept_fraction"] <= trained
+    unclipped = ("reinforce", "tis", "sapo", "cispo")
+    assert (sums["clip_fraction"] == 0) == (name in unclipped), "ratios are spread beyond every other clip"
+    rejecting = made(name, reject=[{"metric": "k2", "upper": 0.02}])(given)
+    assert float(rejecting.sums["kept_fraction"]) < sums["kept_fraction"]
+    left = (rejecting.loss == 0) & (terms.loss != 0)
+    assert left.any() and torch.equal(rejecting.loss[~left], terms.loss[~left]), "the others do not get louder"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_trained_is_zero_and_finite(name: str) -> None:
     given = streams(mask=torch.zeros(ROWS, TOKENS, dtype=torch.bool))
     values, gradient = slope(made(name), given)
