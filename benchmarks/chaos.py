@@ -30,7 +30,7 @@ PAIR_SHARE = 0.1
 AGAIN_SHARE = 0.3
 """Of the kills that would hit a part again before the run has moved at all, those that do, once for each part; else a
 busy machine, on which a start takes longer than a gap, would never see a step."""
-START_SECONDS = 180.0
+START_SECONDS = 400.0
 END_SECONDS = 300.0
 PROPERTIES = {
     "lost": (

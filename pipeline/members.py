@@ -45,7 +45,7 @@ def draft_of(
 def _member(policy: int, name: str, reported: Reported, scores: Sequence[Reward]) -> Member:
     trajectory, place = reported
     sequences = [s for s in trajectory.sequences if s.policy == policy]
-    length = sum(np.count_nonzero(s.mask) for s in sequences)
+    length = sum(int(np.count_nonzero(s.mask)) for s in sequences)
     versions = [(s.oldest_version, s.newest_version) for s in sequences if s.newest_version >= 0]
     oldest = min((o for o, _ in versions), default=-1)
     newest = max((n for _, n in versions), default=-1)

@@ -156,7 +156,8 @@ def encode_after(before: bytes, record: Record) -> bytes:
     cls: Any = type(record)
     parsed, number, _ = _packaged(cls.__name__)
     tail = _tail(cls.__name__)
-    ending = tail.pieces(record.sequences) if tail is not None else None  # type: ignore[union-attr]
+    sequences: list[Sequence] = getattr(record, "sequences", [])
+    ending = tail.pieces(sequences) if tail is not None else None
     out = io.BytesIO()
     out.write(before)
     out.write(_PREFIX.pack(0, number))
