@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = ("Cluster", "ClusterNotReady", "NodeState", "Plan", "default_folder")
 
 _READY_SECONDS = 180.0
 _GRACE_SECONDS = 15.0
+_CONTROLLER_DISTANCE = 1000
 _TAIL = 1500
 
 
@@ -120,17 +121,18 @@ class Cluster:
         """
         with self._locked():
             have = self.plan()
-            if have is not None and have != plan:
+            if have is not None and replace(have, users=plan.users) != plan:
                 raise ConfigurationError(
                     f"{self.folder} holds a cluster with {_said(have)}, not {_said(plan)}: take it as it is, forget it "
                     "by `headrace kafka down --delete`, or give another --folder"
                 )
+            plan = have or plan  # users are made when the data is, further ones by `headrace kafka users`
             ports = {n: Ports(plan.port + n - 1, self._controller_port(n)) for n in range(1, plan.nodes + 1)}
             stopped = [n for n in ports if not self._state(n, plan).pid]
             if stopped:
                 self._refuse_taken_ports([ports[n].client for n in stopped])
                 if len(stopped) == plan.nodes:  # nobody depends on the old ones, which others may have taken since
-                    ports = {n: Ports(p.client, free_port()) for n, p in ports.items()}
+                    ports = {n: Ports(p.client, _port_for_controller(p.client)) for n, p in ports.items()}
                 security, users = self._security(plan, java)
                 self._write_note(plan, ports)
                 self._start(stopped, ports, java, libs, security, users, heap, test)
@@ -266,6 +268,12 @@ class Cluster:
         raise ClusterNotReady(
             f"{seen} of {plan.nodes} nodes answer after {_READY_SECONDS:g} s; see {self.folder}/node-*/server.out"
         )
+
+
+def _port_for_controller(client: int) -> int:
+    """A port far from those that the system hands out for connections, where it can be had."""
+    wanted = client + _CONTROLLER_DISTANCE
+    return wanted if wanted < 1 << 16 and is_free(wanted) else free_port()
 
 
 def _said(plan: Plan) -> str:

@@ -30,7 +30,7 @@ def tiny_config(folder: Path, model: Path, run: str, **sections: dict[str, Any])
     return file
 
 
-def headrace(*words: str, seconds: float = 200.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def headrace(*words: str, seconds: float = 400.0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end; standard output and error come together."""
     import os
 

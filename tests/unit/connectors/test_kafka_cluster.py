@@ -115,6 +115,8 @@ def test_another_plan_and_a_taken_port_are_refused_before_anything_starts(tmp_pa
     for other in (Plan(nodes=3, port=plan.port), Plan(port=plan.port + 1), Plan(port=plan.port, secure=True)):
         with pytest.raises(ConfigurationError, match=f"holds a cluster with 1 plain node from port {plan.port}, not"):
             up(cluster, other)
+    assert up(cluster, Plan(port=plan.port, users=("a role of the next release",))) == []
+    assert cluster.plan() == plan
     cluster.down()
     with socket.create_server(("127.0.0.1", plan.port)), pytest.raises(ConfigurationError, match="is taken") as taken:
         up(cluster, plan)
@@ -161,6 +163,14 @@ def test_logins_name_files_and_hold_no_secret(tmp_path: Path) -> None:
     assert login["sasl_password_file"] == str(tmp_path / "secrets" / "trainer.password")
     assert cluster.login("{role}")["sasl_password_file"].endswith("{role}.password")
     assert cluster._controller_port(1) == Ports(9092, 19092).controller
+
+
+def test_controllers_get_ports_of_their_own_near_the_clients_where_they_are_free() -> None:
+    wanted = next(p for p in iter(free_port, 0) if p < 60_000 and _free(p + 1000))
+    assert kafka_cluster._port_for_controller(wanted) == wanted + 1000
+    with socket.create_server(("127.0.0.1", wanted + 1000)):
+        assert kafka_cluster._port_for_controller(wanted) not in (wanted, wanted + 1000)
+    assert 0 < kafka_cluster._port_for_controller(65_000) < 1 << 16
 
 
 def test_the_default_folder_follows_xdg_and_home() -> None:
