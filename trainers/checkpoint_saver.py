@@ -220,7 +220,7 @@ class Checkpoints:
                 self._place.discard(save)
             else:
                 self._place.deliver(save, self._ranks.rank, Delivery({}, problem))
-        except Exception as error:  # the same seam: the place itself may be what is broken
+        except (OSError, HeadraceError) as error:  # the place itself may be what is broken
             sys.stderr.write(f"{time.strftime('%H:%M:%S')} {self._place.url}: cannot tidy up {save.name}: {error}\n")
 
     def poll(self) -> bool:

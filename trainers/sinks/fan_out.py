@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from headrace.connectors.plugins import load
@@ -26,8 +27,9 @@ _CLOSE_SECONDS = 10.0
 class _Line:
     """The queue and the thread of one sink."""
 
-    def __init__(self, name: str, sink: Sink) -> None:
-        self._name, self._sink = name, sink
+    def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        self._name, self._make = name, make
+        self._sink: Sink | None = None
         self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(_QUEUED)
         self._said: set[str] = set()
         self.failed = self.dropped = 0
@@ -43,9 +45,17 @@ class _Line:
             self._say("dropped", f"has not taken {_QUEUED} versions: it hangs or is too slow, later ones are dropped")
 
     def _run(self) -> None:
+        self._try(self._begin)
         while (entry := self._queue.get()) is not None:
-            self._try(partial(self._sink.write, *entry))
-        self._try(self._sink.close)
+            if self._sink is None:
+                self.dropped += 1
+            else:
+                self._try(partial(self._sink.write, *entry))
+        if self._sink is not None:
+            self._try(self._sink.close)
+
+    def _begin(self) -> None:
+        self._sink = self._make()
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -74,10 +84,10 @@ class _Line:
 
 
 class Sinks:
-    """All sinks of a trainer; none is fine."""
+    """All sinks of a trainer; none is fine. makers: by name, what makes a sink, called in the sink's own thread."""
 
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
-        self._lines = [_Line(name, sink) for name, sink in sinks.items()]
+    def __init__(self, makers: Mapping[str, Callable[[], Sink]]) -> None:
+        self._lines = [_Line(name, make) for name, make in makers.items()]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand figures of a version to every sink; returns at once."""
@@ -101,8 +111,8 @@ class Sinks:
 
 
 def open_sinks(config: RunConfig, policy: str) -> Sinks:
-    """The sinks that ``[metrics]`` names. Raises ConfigurationError when one is unknown, lacks its package or refuses
-    its options; one that cannot start for another reason (no network) is said and left out.
+    """The sinks that ``[metrics]`` names. Raises ConfigurationError when one is unknown, lacks its package or does not
+    know an option; one that cannot start for another reason (no network) is said, and training goes on without it.
     """
     info = RunInfo(
         project=config.metrics.project,
@@ -111,21 +121,15 @@ def open_sinks(config: RunConfig, policy: str) -> Sinks:
         folder=config.run_folder(),
         settings=flat_settings({"policy": policy, **config.trainer_of(policy).model_dump(mode="json")}),
     )
-    opened: dict[str, Sink] = {}
+    makers: dict[str, Callable[[], Sink]] = {}
     for name, cls in found_sinks(config.metrics.sinks).items():
         options = config.metrics.options.get(name, {})
         try:
-            opened[name] = cls(info, **options)
-        except ConfigurationError:
-            raise
+            signature(cls).bind(info, **options)
         except TypeError as error:
             raise ConfigurationError(f"metrics.options.{name}: {error}") from error
-        except Exception as error:  # the same seam: a tool that is away must not keep training from its start
-            sys.stderr.write(
-                f"{time.strftime('%H:%M:%S')} metrics sink {name} is left out, it cannot start: "
-                f"{type(error).__name__}: {error}\n"
-            )
-    return Sinks(opened)
+        makers[name] = partial(cls, info, **options)
+    return Sinks(makers)
 
 
 def found_sinks(names: Sequence[str]) -> dict[str, Any]:
