@@ -77,7 +77,7 @@ class Nursery:
             "environment": dict(environment or {}),
         }
         self._process.stdin.write(json.dumps(order) + "\n")
-        assert child.started.wait(60), "no trainer was forked"
+        assert child.started.wait(180), "no trainer was forked"
         return child
 
     def _listen(self) -> None:
@@ -97,7 +97,7 @@ class Nursery:
         """End the trainers and their parent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
 
 
 def serve() -> None:
