@@ -15,6 +15,7 @@ __all__ = ("TIMER_PREFIX", "Timers")
 TIMER_PREFIX = b"t"
 """First byte of the store keys that hold timers."""
 _ENTRY = struct.Struct("<qq")
+_SPARE = 256
 
 
 class Timers:
@@ -49,6 +50,8 @@ class Timers:
         if key in self._armed:
             self._undo.append((key, self._armed.pop(key)))
             self._store.delete(TIMER_PREFIX + key.encode())
+            if len(self._heap) > _SPARE + 4 * len(self._armed):  # else what is disarmed stays until it would be due
+                self._rebuild()
 
     def next_due_ms(self) -> int | None:
         """When the first timer is due, None without timers."""

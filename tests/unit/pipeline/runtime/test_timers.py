@@ -83,3 +83,19 @@ def test_undo_takes_back_one_call() -> None:
     assert fired(timers, 99) == [("kept", 10), ("moved", 20)]
     timers.reload()
     assert len(timers) == 0
+
+
+def test_disarmed_timers_of_a_far_future_take_no_memory() -> None:
+    timers = Timers(MemoryStore())
+    timers.arm("stays", 10**12)
+    for number in range(5000):
+        timers.mark()
+        timers.arm(f"deadline/{number}", 10**12 + number)
+        timers.disarm(f"deadline/{number}")
+        if number % 7 == 0:
+            timers.undo()
+            assert len(timers) == 1
+    assert len(timers._heap) < 600
+    assert timers.next_due_ms() == 10**12
+    assert timers.pop_due(10**13) == ("stays", 10**12)
+    assert timers.next_due_ms() is None
