@@ -26,6 +26,7 @@ from headrace.schemas.codec import encode
 from headrace.schemas.records import Failed
 
 KINDS = ["local", *([pytest.param("kafka", marks=pytest.mark.kafka)] if os.environ.get(LIBS) else [])]
+pytestmark = pytest.mark.timeout(600)
 DISK_MEGABYTES = {"local": 64, "kafka": 512}
 
 
