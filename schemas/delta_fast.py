@@ -133,6 +133,27 @@ def _apply(gaps: U8, codes: U8, magnitudes: U8, escapes: U16, target: U16) -> No
 
 
 @_compiled
+def _mark(
+    position: int,
+    old: U16,
+    new: U16,
+    table: U8,
+    seen: NDArray[np.int32],
+    positions: U32,
+    ranks: U32,
+    found: int,
+) -> int:
+    """Note an element if it changed, and count it among its class."""
+    one = table[old[position] >> 7]
+    if old[position] != new[position]:
+        positions[found] = position
+        ranks[found] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
+        found += 1
+    seen[position & 3, one] += 1
+    return found
+
+
+@_compiled
 def _find_ranks(
     old: U16, new: U16, old_quads: U64, new_quads: U64, table: U8, seen: NDArray[np.int32], positions: U32, ranks: U32
 ) -> int:
@@ -147,24 +168,14 @@ def _find_ranks(
             if found + 8 > positions.size:
                 return -1
             for position in range(start, start + 4):
-                one = table[old[position] >> 7]
-                if old[position] != new[position]:
-                    positions[found] = position
-                    ranks[found] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
-                    found += 1
-                seen[position & 3, one] += 1
+                found = _mark(position, old, new, table, seen, positions, ranks, found)
         else:
             seen[0, table[old[start] >> 7]] += 1
             seen[1, table[old[start + 1] >> 7]] += 1
             seen[2, table[old[start + 2] >> 7]] += 1
             seen[3, table[old[start + 3] >> 7]] += 1
     for position in range(old_quads.size * 4, old.size):
-        one = table[old[position] >> 7]
-        if old[position] != new[position]:
-            positions[found] = position
-            ranks[found] = seen[0, one] + seen[1, one] + seen[2, one] + seen[3, one]
-            found += 1
-        seen[position & 3, one] += 1
+        found = _mark(position, old, new, table, seen, positions, ranks, found)
     return found
 
 
