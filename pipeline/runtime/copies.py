@@ -8,6 +8,7 @@ what the second reading does not find is removed.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ FOLLOW_EVERY_SECONDS = 10.0
 _BATCH = 64
 """Records between two looks at the clock."""
 _WAIT_SECONDS = 0.005
+_MOST_BYTES = 8 << 20
+"""Records that wait to be folded."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class Copy:
     nbytes: int = 0
     target: dict[str, int] = field(default_factory=dict)
     asked: float = 0.0
+    unfolded: dict[str, list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
+    """Records that were read and not folded yet, by changelog topic; empty but while ``read`` runs."""
 
 
 class Copies:
@@ -71,6 +76,8 @@ class Copies:
         self._assigned = True
         """False when the consumer does not read what it should."""
         self._compared = 0.0
+        self._counts: Counter[str] = Counter()
+        self._unfolded = 0
         self.full = False
         """True once followed copies were over the limit: nothing is followed any more."""
 
@@ -148,9 +155,16 @@ class Copies:
         """Fold what comes within the time given; without ``wait`` only what is there already."""
         if not self._copies:
             return
-        until = time.monotonic() + seconds
+        try:
+            self._read(time.monotonic() + seconds, wait)
+        finally:
+            self._flush()
+
+    def _read(self, until: float, wait: bool) -> None:
         for count in range(1, 1 << 30):
             self._assign()
+            if self._unfolded > _MOST_BYTES:
+                self._flush()
             message = self._consumer.poll(_WAIT_SECONDS if wait else 0.0)
             if message is not None and self._take(message) and not self._left():
                 return
@@ -226,17 +240,30 @@ class Copies:
 
     def _fold(self, copy: Copy, topic: str, message: Message) -> None:
         key, size = message.key(), len(message)
-        copy.stores[topic].restore([(key, message.value())])
+        copy.unfolded.setdefault(topic, []).append((key, message.value()))
         copy.nbytes += size
+        self._unfolded += size
         if copy.seen is not None and key is not None:
             copy.seen[topic].add(key)
         kind = "restored" if copy.ends else "followed"
-        self._metrics.count(f"{kind}_records_total")
-        self._metrics.count(f"{kind}_bytes_total", size + len(key or b""))
+        self._counts[f"{kind}_records_total"] += 1
+        self._counts[f"{kind}_bytes_total"] += size + len(key or b"")
+
+    def _flush(self) -> None:
+        """Fold what was read: many records at once, for stores in files."""
+        for copy in self._copies.values():
+            for topic, entries in copy.unfolded.items():
+                copy.stores[topic].restore(entries)
+            copy.unfolded = {}
+        for name, count in self._counts.items():
+            self._metrics.count(name, count)
+        self._counts.clear()
+        self._unfolded = 0
 
     def _start_over(self, number: int, copy: Copy) -> None:
         """What is held may have missed deletions, or the changelog was cut: read it from its start."""
         log.info("%s: the copy of task %d is read anew", self._name, number)
+        copy.unfolded = {}
         for store in copy.stores.values():
             store.retain(())
         copy.at = {topic: self._starts((topic, number)) for topic in copy.stores}
