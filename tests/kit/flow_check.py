@@ -41,6 +41,7 @@ def violations(world: World) -> list[str]:
     bad += _prompts(world, admissions)
     bad += _leases(world, admissions)
     bad += _idle(world, admissions)
+    bad += _given_up(world, admissions)
     for policy in range(len(world.plan.policies)):
         bad += _ledger(world, policy, admissions)
         bad += _batches(world, policy)
@@ -102,6 +103,32 @@ def _idle(world: World, admissions: dict[int, Admission]) -> list[str]:
             replicas = admissions[record.group].group_size + admissions[record.group].extra_replicas
             if len(ends) == replicas and at > max(ends.values()) + 15_000:
                 bad.append(f"idle: group {record.group} ended {at - max(ends.values())} ms after its last report")
+    return bad
+
+
+def _given_up(world: World, admissions: dict[int, Admission]) -> list[str]:
+    """Where workers die and nothing else goes wrong: a group ends soon after nothing of it is rolling any more."""
+    if world.plan.faults != ("kill",) or world.plan.max_lost_leases != 1 or world.plan.scored or world.plan.hang:
+        return []
+    deaths = {(w.name, w.incarnation): w.died_ms for w in world.workers if w.died_ms}
+    over: dict[int, dict[int, int]] = defaultdict(dict)
+    """By group and replica: when it was reported, or given up with the death of who had it."""
+    for record, at in _timed(world, "tasks"):
+        if isinstance(record, Task) and record.kind == "train":
+            died = deaths.get((record.worker, record.incarnation), 0)
+            if at <= died < record.deadline_ms:
+                over[record.group].setdefault(record.replica, died + 12_000)
+    for record, at in _timed(world, "trajectories"):
+        if isinstance(record, Trajectory):
+            over[record.group][record.replica] = at
+    bad = []
+    for record, at in _timed(world, "ledger"):
+        if isinstance(record, Kept | Closed) and record.group in admissions:
+            ends, admission = over[record.group], admissions[record.group]
+            if isinstance(record, Closed) and record.by != "assemble":
+                continue
+            if len(ends) == admission.group_size + admission.extra_replicas and at > max(ends.values()) + 15_000:
+                bad.append(f"given up: group {record.group} ended {at - max(ends.values())} ms after its last replica")
     return bad
 
 

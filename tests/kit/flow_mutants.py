@@ -15,12 +15,13 @@ import pytest
 
 from headrace.pipeline import credits as credit_figures
 from headrace.pipeline import group_to_batch, prompt_to_task
-from headrace.pipeline.credits import PolicyCredits
+from headrace.pipeline.credits import Credits, PolicyCredits
 from headrace.pipeline.group_to_batch import Batch
 from headrace.pipeline.kept_groups import KeptGroups
 from headrace.pipeline.prompt_to_task import Schedule
 from headrace.pipeline.runtime import driver
 from headrace.pipeline.trajectory_to_group import _Open
+from headrace.schemas.records import Failed
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 
@@ -177,6 +178,38 @@ def read_first(patch: pytest.MonkeyPatch) -> None:
 def grace(patch: pytest.MonkeyPatch) -> None:
     """Time without a broker counts as silence and towards timers."""
     patch.setattr(driver._Context, "outage_end_ms", lambda self: 0)
+
+
+@mutant
+def first_end(patch: pytest.MonkeyPatch) -> None:
+    """Every ending record of a credit counts, not only the first."""
+    end = Credits.end
+
+    def again(self: Credits, group: int, policy: int) -> Any:
+        found = end(self, group, policy)
+        if found is None:
+            self.policies[policy].rolling -= 1
+        return found
+
+    patch.setattr(Credits, "end", again)
+
+
+@mutant
+def failed_record(patch: pytest.MonkeyPatch) -> None:
+    """Nobody tells assemble of a replica that is given up."""
+    lost = Schedule._lost
+
+    def silent(self: Schedule, work: Any, loss: Any, context: Any) -> None:
+        emit = context.emit
+        patch.setattr(type(context), "emit", lambda own, topic, record, **where: (
+            None if isinstance(record, Failed) else emit(topic, record, **where)
+        ))  # fmt: skip
+        try:
+            lost(self, work, loss, context)
+        finally:
+            patch.setattr(type(context), "emit", emit.__func__)
+
+    patch.setattr(Schedule, "_lost", silent)
 
 
 @mutant

@@ -94,6 +94,7 @@ class Plan:
     publish_ms: tuple[int, int] = (20, 200)
     task_deadline_s: float = 25.0
     group_deadline_s: float = 100.0
+    max_lost_leases: int = 5
     limit_ms: int = 2_500_000
 
     def config(self) -> RunConfig:
@@ -128,6 +129,7 @@ class Plan:
             "rollout": {
                 "task_deadline_seconds": self.task_deadline_s,
                 "group_deadline_seconds": self.group_deadline_s,
+                "max_lost_leases": self.max_lost_leases,
             },
             "eval": {"dataset": "none" if self.heldout else "", "every": self.eval_every},
             "policies": policies,
@@ -240,6 +242,14 @@ def hanging_plan(seed: int) -> Plan:
     plan = random_plan(seed)
     plan.faults, plan.stage_crash, plan.fault_end_ms, plan.hold, plan.scored = (), 0.0, 0, False, False
     plan.hang, plan.flaky, plan.retries, plan.group_deadline_s = 0.1, 0.2, 0, 200.0
+    return plan
+
+
+def losing_plan(seed: int) -> Plan:
+    """Workers that die again and again, and replicas that are given up with their first lease."""
+    plan = hanging_plan(seed)
+    plan.faults, plan.mtbf_ms, plan.fault_end_ms, plan.hang, plan.flaky = ("kill",), 1500, 150_000, 0.0, 0.0
+    plan.max_lost_leases, plan.task_ms, plan.workers = 1, 2000, max(2, plan.workers)
     return plan
 
 
@@ -510,7 +520,7 @@ class Worker:
         self.incarnation = world.incarnations[self.name]
         self.speed = world.plan.speeds[number % len(world.plan.speeds)]
         self.capacity = world.plan.slots + 1
-        self.alive, self.frozen_until, self.thawed_ms = True, 0, 0
+        self.alive, self.frozen_until, self.thawed_ms, self.died_ms = True, 0, 0, 0
         self.inbox = inbox_of(self.name, world.config.run.inboxes)
         self.loaded: dict[int, int] = {}
         self.held: dict[tuple[str, int, int, int], Task] = {}
@@ -536,7 +546,8 @@ class Worker:
 
     def die(self) -> None:
         """End without a trace."""
-        self.alive = False
+        if self.alive:
+            self.alive, self.died_ms = False, self.world.now
 
     def freeze(self, milliseconds: float) -> None:
         """Do nothing for a while."""

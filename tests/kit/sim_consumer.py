@@ -104,6 +104,8 @@ class SimConsumer:
         self.errors = ErrorLog()
         self._cluster, self._client, self._group = cluster, client_id, group
         self._process = cluster.time.me()
+        self._caller = self._process
+        """Whose turn it is to be woken: the thread that polled last."""
         self._instance: str | None = settings.get("group_instance_id")
         self._tells_ends = bool(settings.get("enable_partition_eof"))
         self._latest = settings.get("auto_offset_reset") == "latest"
@@ -166,11 +168,12 @@ class SimConsumer:
         if self._fetches.get(place) is fetch and not self._closed:
             log = self._cluster.views[place].log
             fetch.seen, fetch.high = log.last_stable_offset, log.end
-            self._process.wake()
+            self._caller.wake()
 
     def poll(self, timeout: float = -1) -> SimMessage | None:
         """The next record or event; callbacks are made here."""
-        self._process.step()
+        self._caller = self._cluster.time.me()
+        self._caller.step()
         deadline = self._cluster.time.now + max(timeout, _CALL_SECONDS)
         while True:
             if self._fatal is not None:
@@ -183,7 +186,7 @@ class SimConsumer:
             left = deadline - self._cluster.time.now
             if left <= 0:
                 return None
-            self._process.block(left)
+            self._caller.block(left)
 
     def _next(self) -> SimMessage | None:
         """One record or end of a partition, from the partitions in turn."""
@@ -254,7 +257,7 @@ class SimConsumer:
                 return answer
             if time.now >= deadline:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "offsets are pending", retriable=True))
-            self._process.block(_RETRY)
+            time.me().block(_RETRY)
 
     def consumer_group_metadata(self) -> GroupMetadata:
         """Who this client is in the group at this moment."""
@@ -277,7 +280,7 @@ class SimConsumer:
 
     def close(self) -> None:
         """Revoke what is owned and be gone; a static member does not leave its group."""
-        self._process.step()
+        self._cluster.time.me().step()
         if self._owned and self._state == "in":
             owned, self._owned = self._owned, []
             self._callbacks["revoke"](self, owned)
@@ -285,7 +288,7 @@ class SimConsumer:
 
     def unsubscribe(self) -> None:
         """Revoke what is owned and leave the group."""
-        self._process.step()
+        self._cluster.time.me().step()
         if self._owned and self._state == "in":
             owned, self._owned = self._owned, []
             self._callbacks["revoke"](self, owned)
@@ -396,7 +399,7 @@ class SimConsumer:
         self._state = "in"
         self._owned = [TopicPartition(topic, partition) for topic, partition in json.loads(result.assignment or b"[]")]
         self._events.append(("assign", self._owned))
-        self._process.wake()
+        self._caller.wake()
 
     def _range(self, members: dict[str, tuple[str, bytes]]) -> dict[str, bytes]:
         """The range assignor: each topic by itself, members by name."""
@@ -443,12 +446,12 @@ class SimConsumer:
             if code is Code.UNKNOWN_MEMBER_ID:
                 self._member_id = ""
             self._events.append(("lost", owned))
-        self._process.wake()
+        self._caller.wake()
 
     def _fence(self) -> None:
         self._state, self._owned = "fenced", []
         self._fatal = KafkaError(KafkaError.FENCED_INSTANCE_ID, "another member has this instance id", fatal=True)
-        self._process.wake()
+        self._caller.wake()
 
 
 def refused(error: BrokerError) -> KafkaException:

@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from sim_cluster import Headers, Place, SimCluster, build_batch, sorted_error
 from sim_consumer import GroupMetadata, SimMessage
+from sim_time import SimProcess
 
 from headrace.connectors.broker.codes import BrokerError
 from headrace.connectors.broker.offsets import Committed
@@ -33,6 +34,8 @@ class SimProducer:
         self.producer_id = self.epoch = -1
         self._cluster, self._id, self._name = cluster, transactional_id, client_id
         self._process = cluster.time.me()
+        self._caller = self._process
+        """The thread that waits."""
         self._queue: list[tuple[Place, Row, Report | None]] = []
         self._flight = 0
         self._sequence: dict[Place, int] = {}
@@ -49,6 +52,10 @@ class SimProducer:
 
     def disconnected(self) -> None:
         """The broker was restarted; requests are sent again by themselves."""
+
+    def _me(self) -> SimProcess:
+        self._caller = self._cluster.time.me()
+        return self._caller
 
     # plain and transactional
 
@@ -75,9 +82,9 @@ class SimProducer:
 
     def poll(self, timeout: float = 0.0) -> int:
         """Serve delivery reports."""
-        self._process.step()
+        self._me().step()
         if not self._reports and timeout > 0:
-            self._process.wait_for(lambda: bool(self._reports), timeout)
+            self._me().wait_for(lambda: bool(self._reports), timeout)
         served = self._reports
         self._reports = []
         for report, message in served:
@@ -86,8 +93,8 @@ class SimProducer:
 
     def flush(self, timeout: float = 10.0) -> int:
         """Wait until all is acknowledged; returns what is not."""
-        self._process.step()
-        self._process.wait_for(lambda: not self._queue and not self._flight, timeout)
+        self._me().step()
+        self._me().wait_for(lambda: not self._queue and not self._flight, timeout)
         self.poll(0)
         return len(self._queue) + self._flight
 
@@ -187,7 +194,7 @@ class SimProducer:
             for number, (row, report) in enumerate(rows):
                 if report is not None and place is not None:
                     self._reports.append((report, SimMessage(place, offset + number, 0, *row)))
-        self._process.wake()
+        self._caller.wake()
 
     def _take_error(self, error: KafkaError) -> None:
         if error.fatal():
@@ -213,7 +220,7 @@ class SimProducer:
                     raise KafkaException(
                         KafkaError(KafkaError._TIMED_OUT, str(refused), retriable=True)
                     ) from refused  # fmt: skip
-                self._process.block(_RETRY)
+                self._me().block(_RETRY)
 
     def init_transactions(self, timeout: float = 30.0) -> None:
         """Fence a predecessor."""
@@ -227,7 +234,7 @@ class SimProducer:
 
     def begin_transaction(self) -> None:
         """Nothing goes out yet."""
-        self._process.step()
+        self._me().step()
         self._refuse()
         if self._in_transaction:
             raise KafkaException(KafkaError(KafkaError._STATE, "a transaction is open"))
@@ -259,25 +266,25 @@ class SimProducer:
 
     def commit_transaction(self, timeout: float = 30.0) -> None:
         """Wait for the records, then end the transaction."""
-        self._process.step()
+        self._me().step()
 
         def settled() -> bool:
             wrong = self._fatal is not None or self._abortable is not None
             return wrong or (not self._queue and not self._flight)
 
-        if not self._process.wait_for(settled, timeout):
+        if not self._me().wait_for(settled, timeout):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records are not acknowledged", retriable=True))
         self._abort_first()
         self._end(True, timeout)
 
     def abort_transaction(self, timeout: float = 30.0) -> None:
         """Undo the transaction."""
-        self._process.step()
+        self._me().step()
         self._refuse()
         self._queue.clear()
         self._flight -= sum(bool(rows) for rows in self._backlog.values())
         self._backlog = {place: [] for place in self._backlog}
-        self._process.wait_for(lambda: not self._flight, timeout)
+        self._me().wait_for(lambda: not self._flight, timeout)
         self._end(False, timeout)
         self._abortable = None
 

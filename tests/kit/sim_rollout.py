@@ -8,16 +8,15 @@ time pass. Only the model folder is made up.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from sim_cluster import SimConnection
+from sim_threads import sim_threading
 from sim_time import Killed, SimProcess, SimStop, SimTime, virtual_time
 
 from headrace.connectors.engines.scripted import ScriptedEngine
@@ -51,54 +50,6 @@ class WordFolder:
         return "!"
 
 
-class SimEvent:
-    """``threading.Event`` in virtual time."""
-
-    def __init__(self, time: SimTime) -> None:
-        self._time, self._set = time, False
-
-    def set(self) -> None:
-        """Set it; who waits looks again when its time is up."""
-        self._set = True
-
-    def is_set(self) -> bool:
-        """Whether it is set."""
-        return self._set
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for so long."""
-        if not self._set:
-            self._time.me().block(seconds)
-        return self._set
-
-
-class SimThread:
-    """``threading.Thread`` as a process of the simulation that dies with the one that made it."""
-
-    def __init__(self, time: SimTime, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
-        self._time, self._target, self._owner = time, target, time.me()
-        self._name = f"{self._owner.name}.{name}"
-        self._process: SimProcess | None = None
-
-    def start(self) -> None:
-        """Run."""
-        self._process = SimProcess(self._time, self._name, self._target)
-        self._owner.children.append(self._process)
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and not self._process.ended
-
-    def join(self, timeout: float) -> None:
-        """Wait for its end."""
-        process = self._process
-        if process is not None:
-            for _ in range(50):
-                if process.ended:
-                    return
-                self._time.me().block(timeout / 50)
-
-
 @contextmanager
 def virtual_loops(time: SimTime) -> Iterator[None]:
     """Event loops whose clock is the simulation's."""
@@ -122,9 +73,6 @@ def virtual_loops(time: SimTime) -> Iterator[None]:
 def rollout_parts(world: ClusterWorld) -> Iterator[None]:
     """Give rollout workers the world's clock, store and engine."""
     time = world.driver.time
-    sim_threading = SimpleNamespace(
-        Event=lambda: SimEvent(time), Thread=partial(SimThread, time), current_thread=threading.current_thread
-    )
     replaced: list[tuple[Any, str, Any]] = [
         (task_to_trajectory, "open_store", lambda *_: world.store),
         (task_to_trajectory, "ModelFolder", WordFolder),
@@ -132,7 +80,7 @@ def rollout_parts(world: ClusterWorld) -> Iterator[None]:
         (task_to_trajectory, "load", lambda *_: partial(ScriptedEngine, wait=time.sleep)),
         (task_to_trajectory, "Holdings", partial(Holdings, now=time.time)),
         (task_to_trajectory, "_say", lambda _: None),
-        (weights, "threading", sim_threading),
+        (weights, "threading", sim_threading(time)),
         (weights.WeightFeed, "_tell", lambda *_, **__: None),
     ]
     with ExitStack() as stack:
@@ -161,8 +109,6 @@ class RealWorker:
         self.rollout.run()
 
     def _ended(self, error: BaseException | None) -> None:
-        for child in self.process.children:
-            child.kill()
         if error is not None and not isinstance(error, Killed):
             self.world.violation(f"died: {self.name}: {type(error).__name__}: {error}")
         if isinstance(error, Killed) and self.process.kill_at >= 0:
@@ -181,13 +127,11 @@ class RealWorker:
 
     def die(self) -> None:
         """kill -9."""
-        for process in (self.process, *self.process.children):
-            process.kill()
+        self.process.kill()
 
     def freeze(self, milliseconds: float) -> None:
         """Stand still for a while."""
-        for process in (self.process, *self.process.children):
-            process.freeze(milliseconds / 1000)
+        self.process.freeze(milliseconds / 1000)
         self.thawed_ms = self.world.now + round(milliseconds)
 
     def later(self, delay: float, what: Callable[[], None]) -> None:

@@ -49,6 +49,8 @@ class SimTime:
         return self.now
 
     perf_counter = monotonic
+    thread_time = process_time = staticmethod(real_time.thread_time)
+    localtime, gmtime = staticmethod(real_time.localtime), staticmethod(real_time.gmtime)
 
     def time_ns(self) -> int:
         """Wall-clock nanoseconds."""
@@ -161,7 +163,7 @@ class SimProcess:
         """The step at which it is frozen, and for how many seconds."""
         self.error: BaseException | None = None
         self.children: list[SimProcess] = []
-        """Its threads, which whoever kills it kills too."""
+        """Its threads: they die and stand still with it."""
         self.go = threading.Lock()
         self.go.acquire()
         self._main, self._done = main, done
@@ -178,6 +180,7 @@ class SimProcess:
         except BaseException as error:  # whatever ends a process is told to whoever started it
             self.error = error
         self.ended = True
+        self._end_children()
         self.time.at(0.0, lambda: self._done(self.error))
         self.time.ended(self)
 
@@ -225,6 +228,7 @@ class SimProcess:
         self.check()
         if self.steps == self.kill_at:
             self.killed = True
+            self._end_children()
         self.steps += 1
         self.check()
         if self.freeze_at is not None and self.steps > self.freeze_at[0]:
@@ -237,11 +241,18 @@ class SimProcess:
         if not self.ended and not self.killed:
             self.killed = True
             self.time.resume_at(0.0, self)
+        self._end_children()
+
+    def _end_children(self) -> None:
+        for child in self.children:
+            child.kill()
 
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long."""
         self.frozen_until = max(self.frozen_until, self.time.now + seconds)
         self.was_frozen = True
+        for child in self.children:
+            child.freeze(seconds)
 
     @property
     def alive(self) -> bool:

@@ -6,8 +6,10 @@ off. A trainer dies at any call, is frozen and gets a twin, and goes back to an 
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from sim_cluster import SimConnection
-from sim_time import Killed, SimProcess, SimStop, SimWatchdog
+from sim_threads import sim_threading
+from sim_time import Killed, SimProcess, SimStop, SimTime, SimWatchdog
 
 from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.image import load_image
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError, Superseded
 from headrace.schemas.records import Item, Manifest, Resumed, Rollback, Step, Stop
-from headrace.trainers import batch_to_step, checkpoint_saver, patience, step_log, step_to_delta
+from headrace.trainers import batch_to_step, checkpoint_saver, lanes, patience, step_log, step_to_delta
 from headrace.trainers.batch_to_step import Rewind, Trainer
 from headrace.trainers.lanes import Stopped
 from headrace.trainers.ranks import Ranks
@@ -94,10 +97,11 @@ class ToyLearner:
 
 
 @contextmanager
-def toy_parts() -> Iterator[None]:
-    """Put the toy step in the trainer, and export nothing."""
+def toy_parts(time: SimTime) -> Iterator[None]:
+    """Put the toy step in the trainer, export nothing, and let its threads be the simulation's."""
     learner, export, watchdog = batch_to_step.Learner, batch_to_step.export_model, step_log.Watchdog
     step_log.Watchdog = SimWatchdog  # type: ignore[misc]
+    lanes.threading = sim_threading(time)  # type: ignore[assignment]
     batch_to_step.Learner = ToyLearner  # type: ignore[misc, assignment]
     batch_to_step.export_model = lambda *_: None  # type: ignore[assignment]
     try:
@@ -106,6 +110,7 @@ def toy_parts() -> Iterator[None]:
         batch_to_step.Learner = learner  # type: ignore[misc]
         batch_to_step.export_model = export  # type: ignore[assignment]
         step_log.Watchdog = watchdog  # type: ignore[misc]
+        lanes.threading = threading
 
 
 class RealTrainer:
@@ -171,8 +176,8 @@ class RealTrainer:
         def main() -> None:
             trainer = Trainer(
                 world.config, self.name, instance=f"trainer-{self.name}",
-                connection=SimConnection(world.driver.cluster).patient(stop.is_set), store=world.store, backend=backend, ranks=Ranks(),
-                stop=stop, rewind=rewind,
+                connection=SimConnection(world.driver.cluster).patient(stop.is_set), store=world.store,
+                backend=backend, ranks=Ranks(), stop=stop, rewind=rewind,
             )  # fmt: skip
             trainer.run()
             trainer.close()
@@ -189,8 +194,8 @@ class RealTrainer:
         self.world.stats["trainers ended"] += error is not None
         if error is None:
             return
-        known = isinstance(error, Killed | Stopped | Superseded) or (rewind is not None and isinstance(error, ConfigurationError))
-        if not known:
+        refused = rewind is not None and isinstance(error, ConfigurationError)
+        if not refused and not isinstance(error, Killed | Stopped | Superseded):
             self.world.violation(f"died: trainer of {self.name}: {type(error).__name__}: {error}")
         done = any(r.lineage > lineage for r in self.records(Rollback)) or isinstance(error, ConfigurationError)
         again = rewind if not done else None
@@ -217,6 +222,11 @@ class RealTrainer:
         if self.live is not None:
             self.live.freeze(self.rng.uniform(1, 25))
             self.world.driver.time.at(self.rng.uniform(0.1, 6), self._successor)
+
+    def overlap(self) -> None:
+        """Have a successor while it works."""
+        if self.live is not None:
+            self._successor()
 
     def _successor(self) -> None:
         if not self.held and not self.stopped:
@@ -259,7 +269,7 @@ def trainer_violations(trainer: RealTrainer, finished: bool) -> list[str]:
     bad, name = [], trainer.name
     announced = trainer.records(Step | Resumed)  # type: ignore[arg-type]
     versions = [r.version for r in announced]
-    if any(a >= b for a, b in zip(versions, versions[1:], strict=False)):
+    if any(a >= b for a, b in itertools.pairwise(versions)):
         bad.append(f"versions: steps of {name} are {versions}")
     links = [trainer.chain.link(v).manifest for v in trainer.chain.versions()]
     by_version = {m.version: m for m in links}
@@ -267,13 +277,19 @@ def trainer_violations(trainer: RealTrainer, finished: bool) -> list[str]:
         made = by_version.get(record.version)
         if made is None or (made.lineage, made.batch) != (record.lineage, record.batch):
             bad.append(f"pairing: {name}: {record.version} is announced as batch {record.batch}, weights are {made}")
-    for a, b in zip(links, links[1:], strict=False):
+    for a, b in itertools.pairwise(links):
         if a.lineage == b.lineage and b.batch != a.batch + 1:
             bad.append(f"lineage: {name}: version {b.version} of batch {b.batch} follows batch {a.batch}")
     for made in links:
         held = trainer.history_of(made.version)
         if held != list(range(1, made.batch + 1)):
             bad.append(f"weights: {name}: version {made.version} of batch {made.batch} was made by {held}")
+    base = {r.lineage: r.base_batch for r in trainer.records(Rollback)}
+    bad += [
+        f"base: {name}: lineage {r.lineage} resumed at batch {r.batch}, rolled back to {base}"
+        for r in trainer.records(Resumed)
+        if r.batch != base.get(r.lineage)
+    ]
     if finished:
         composed = sum(isinstance(r, Manifest) for r in trainer.world.driver.records("manifests", trainer.policy))
         wanted = min(composed, trainer.plan.max_steps or composed)

@@ -33,9 +33,8 @@ from headrace.schemas import codec
 from headrace.schemas.codec import headers_of
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import Superseded
-from headrace.schemas.ids import changelog_topic
 from headrace.schemas.records import Record
-from headrace.schemas.topics import STORES, partition_counts
+from headrace.schemas.topics import partition_counts
 
 Place = tuple[str, int]
 RUNTIME = "headrace.pipeline.runtime."
@@ -58,6 +57,8 @@ class ClusterPlan(Plan):
     """Process (``stage.instance`` or ``trainer.policy``) to the client call at which the first of its name dies."""
     real_workers: bool = False
     """Rollout workers are the real ones with the scripted engine; they need the real trainer's weights."""
+    late_worker: bool = False
+    """A rollout worker is started when the run has ended."""
     put_s: tuple[float, float] = (0.005, 0.1)
     """Seconds of a call of the object store."""
     folder: str = ""
@@ -145,8 +146,9 @@ class ClusterDriver:
         """A task has committed: its stores are what a replay of their changelogs gives."""
         for name, topic in task.changelogs().items():
             place = (topic, task.number)
-            if self.last_writer.get(place) != producer:
-                continue
+            log = self.cluster.views[place].log
+            if self.last_writer.get(place) != producer or log.last_stable_offset < log.end:
+                continue  # while another's transaction is open (a sweep), nobody can read what was committed after it
             store, replayed = dict(task.stores[name].scan(b"")), self.replayed.get(place, {})
             if store != replayed:
                 keys = {key for key in store.keys() | replayed.keys() if store.get(key) != replayed.get(key)}
@@ -289,9 +291,23 @@ class ClusterWorld(World):
         with self.in_virtual_time():
             self.begin()
             self.driver.time.run(self.finished, self.plan.limit_ms / 1000)
+            if self.plan.real_workers and self.finished():
+                self._let_workers_end()
             self.driver.time.close()
         self.bad += self.driver.bad
         return self
+
+    def _let_workers_end(self) -> None:
+        """When everything has ended, so do the rollout workers, those too that come late."""
+        if self.plan.late_worker:
+            self.start_worker(0)
+
+        def ended() -> bool:
+            return not any(worker.alive for worker in self.workers)
+
+        if not self.driver.time.run(ended, 120):
+            waiting = sorted(worker.name for worker in self.workers if worker.alive)
+            self.violation(f"not ended: {', '.join(waiting)} still wait 120 s after the run")
 
     @contextmanager
     def in_virtual_time(self) -> Iterator[None]:
@@ -309,7 +325,7 @@ class ClusterWorld(World):
             if self.plan.folder:
                 import sim_trainer
 
-                stack.enter_context(sim_trainer.toy_parts())
+                stack.enter_context(sim_trainer.toy_parts(self.driver.time))
                 stack.enter_context(virtual_time(self.driver.time, sim_trainer.MODULES))
             if self.plan.real_workers:
                 import sim_rollout
@@ -357,6 +373,10 @@ class ClusterWorld(World):
     def fault_zombie(self, _live: Any) -> None:
         """A trainer stands still and has a successor."""
         self.rng.choice(self.trainers).zombie()
+
+    def fault_overlap(self, _live: Any) -> None:
+        """A trainer has a successor while it works."""
+        self.rng.choice(self.trainers).overlap()
 
     def fault_operator_freeze(self, _live: Any) -> None:
         """An operator stands still, for up to longer than its transaction and its session may last."""
