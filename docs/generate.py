@@ -117,7 +117,8 @@ def configuration() -> str:
     """Every section of a run's configuration."""
     config = importlib.import_module("headrace.schemas.config")
     sections = [
-        ("[run]", "RunSection"), ("[kafka]", "KafkaConfig"), ("[registry]", "RegistryConfig"),
+        ("[run]", "RunSection"), ("[kafka]", "KafkaConfig"), ("[runtime]", "RuntimeConfig"),
+        ("[registry]", "RegistryConfig"),
         ("[store]", "StoreConfig"), ("[rollout]", "RolloutConfig"), ("[trainer]", "TrainerConfig"),
         ("[trainer.lora]", "LoraConfig"), ("[trainer.critic]", "CriticConfig"), ("[metrics]", "MetricsConfig"),
         ("[eval]", "EvalConfig"), ("[policies.P]", "PolicyConfig"), ("[streams.S]", "StreamConfig"),
