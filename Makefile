@@ -7,6 +7,8 @@ PHASE := infra/phase.sh
 # Arguments for pytest (make test TESTS="tests/unit -k codec") and key=value overrides for the demo.
 TESTS ?=
 SET ?=
+# Test processes: much of the suite waits for brokers, so one more than there are cores.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 .PHONY: help setup demo test lint types imports bars docs clean
 
@@ -20,7 +22,7 @@ demo: setup  ## watch a small model learn to sort digits; the last line names th
 	@$(BIN)/headrace run @ recipes/sort_digits/run.toml $(SET)
 
 test: setup lint types imports  ## set-up, checks and every test
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest $(TESTS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: setup  ## ruff
 	@$(PHASE) lint $(BIN)/ruff check .
