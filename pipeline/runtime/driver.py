@@ -132,7 +132,7 @@ class _Context:
         (self._task.paused.add if paused else self._task.paused.discard)(topic)
 
     def drop(self, received: Received, reason: str) -> None:
-        self._driver.metrics.count("records_dropped", topic=received.topic, reason=reason)
+        self._driver.metrics.count("dropped_total", topic=received.topic, reason=reason)
 
 
 class TopologyDriver:

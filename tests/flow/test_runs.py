@@ -128,6 +128,6 @@ def test_a_failed_group_is_admitted_once_more_and_then_lost_by_name() -> None:
     admissions = [r for r in world.driver.records("admissions") if isinstance(r, Admission)]
     assert sorted(a.retry for a in admissions) == [0, 0, 0, 0, 1, 1, 1, 1]
     assert max(a.group for a in admissions if a.retry == 0) < min(a.group for a in admissions if a.retry == 1)
-    assert world.driver.metrics.counters["records_dropped", (("reason", "prompt_lost"), ("topic", "prompts"))] == 4
+    assert world.driver.metrics.counters["dropped_total", (("reason", "prompt_lost"), ("topic", "prompts"))] == 4
     opened = [r for r in world.driver.records("ledger") if isinstance(r, Opened)]
     assert len(opened) == 8

@@ -135,7 +135,7 @@ def test_depth_0_allows_lag_only_whatever_the_bound_says() -> None:
     assert endings(driver) == [(2, "stale")], "surplus of the synchronous batch"
     kept(driver, 2)
     stepped(driver, 1)
-    assert driver.metrics.total("records_dropped") == 3, "its members and its Group came too late"
+    assert driver.metrics.total("dropped_total") == 3, "its members and its Group came too late"
 
 
 def test_depth_0_goes_by_admission() -> None:

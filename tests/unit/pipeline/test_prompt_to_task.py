@@ -257,7 +257,7 @@ def test_a_failed_group_is_admitted_once_more_behind_what_waits_then_lost_by_nam
     driver.settle()
     demand(driver, capacity=1, read=5)
     assert len(of_type(driver, "admissions", Admission)) == 4
-    assert driver.metrics.counters["records_dropped", (("reason", "prompt_lost"), ("topic", "prompts"))] == 1
+    assert driver.metrics.counters["dropped_total", (("reason", "prompt_lost"), ("topic", "prompts"))] == 1
 
 
 def test_a_group_that_failed_for_one_policy_is_retried_for_it_alone_and_at_once() -> None:
@@ -431,7 +431,7 @@ def test_a_prompt_of_a_stream_that_the_run_does_not_have_is_dropped_by_name() ->
     driver.append("prompts", make_prompt(0, "other"))
     demand(driver, capacity=9)
     assert driver.records("admissions") == []
-    assert driver.metrics.counters["records_dropped", (("reason", "unknown_stream"), ("topic", "prompts"))] == 1
+    assert driver.metrics.counters["dropped_total", (("reason", "unknown_stream"), ("topic", "prompts"))] == 1
 
 
 def test_a_crash_before_any_commit_changes_nothing_and_after_one_loses_nothing() -> None:

@@ -48,7 +48,7 @@ def endings(driver: TopologyDriver) -> list[tuple[str, int, str]]:
 
 
 def dropped(driver: TopologyDriver, reason: str) -> float:
-    return driver.metrics.counters["records_dropped", (("reason", reason), ("topic", "trajectories"))]
+    return driver.metrics.counters["dropped_total", (("reason", reason), ("topic", "trajectories"))]
 
 
 def test_a_group_closes_when_enough_are_usable_with_members_before_group() -> None:
