@@ -2,104 +2,127 @@
 
 vLLM imports this module in every worker (``worker_extension_cls``), before it loads the model. Goes in: files of
 ``vllm_weights``; comes out: a model with exactly those weights. On CPU vLLM packs linear weights at load, after which
-updates fail or, with tied embeddings, leave the old LM head in force; so the packing is left out.
+updates fail or, with tied embeddings, leave the old LM head in force; so the packing is left out. Elsewhere the module
+may be imported too, and then loads no vLLM.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import vllm.model_executor.layers.utils as layer_utils
 import xxhash
-from safetensors import safe_open
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.checkpoint_weight_patch import (
-    CheckpointWeightPatch,
-    load_checkpoint_weight_patches,
-)
 
 from headrace.connectors.engines.vllm_weights import BACKEND
 
-__all__ = ("WeightWorker", "read_back")
+__all__ = ("WeightWorker", "install_file", "read_back", "refuse_packed", "register")
 
 
-@dataclass
-class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed on before the first update."""
+def register() -> None:
+    """Make the weight transfer backend ``headrace`` known to the vLLM of this process, and leave its packing out."""
+    import vllm.model_executor.layers.utils as layer_utils
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    # A private name of the engine, changed because there is no setting for it; on other platforms it is never called.
+    layer_utils.dispatch_cpu_unquantized_gemm = _keep_plain
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, _backend())
 
 
-@dataclass
-class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """An update as ``vllm_weights.HandOver.prepare`` wrote it.
+def _backend() -> type:
+    """The backend's class; vLLM's own base classes are there only in its workers."""
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
 
-    path: a safetensors file with ``NAME#new`` (values) and, where only some changed, ``NAME#at`` (flat positions).
-    shapes, dtypes: of whole tensors. digests: xxh3-128 of whole tensors after the update, for those to be read back.
+    @dataclass
+    class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+        """Nothing has to be agreed on before the first update."""
+
+    @dataclass
+    class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+        """An update as ``vllm_weights.HandOver.prepare`` describes it (see ``install_file``)."""
+
+        path: str = ""
+        version: int = -1
+        shapes: dict[str, list[int]] = field(default_factory=dict)
+        dtypes: dict[str, str] = field(default_factory=dict)
+        digests: dict[str, str] = field(default_factory=dict)
+
+    class Weights(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+        """Parameters are changed in place, so there is nothing to prepare, to finish or to release."""
+
+        init_info_cls = InitInfo
+        update_info_cls = UpdateInfo
+        supports_draft_weight_update = False
+
+        def init_transfer_engine(self, init_info: Any) -> None:
+            refuse_packed(self.model)
+
+        def start_weight_update(self) -> None:
+            pass
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            self.receive_weights(self.parse_update_info(update_info))
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+
+        def receive_weights(self, update_info: Any) -> None:
+            install_file(self.model, update_info)
+
+        def finish_weight_update(self) -> None:
+            pass
+
+        def shutdown(self) -> None:
+            pass
+
+    return Weights
+
+
+def refuse_packed(model: torch.nn.Module) -> None:
+    """Raise RuntimeError for a model whose weights are not where its parameters say."""
+    packed = [name for name, module in model.named_modules() if _is_packed(module)]
+    if packed:
+        raise RuntimeError(
+            f"weights of {', '.join(packed[:3])} were packed when vLLM loaded the model, so updates would not reach "
+            "them; start vLLM with the arguments of vllm_weights.engine_arguments"
+        )
+
+
+def install_file(model: Any, update: Any) -> None:
+    """Install an update's tensors one at a time, then read back those of which digests came along.
+
+    update: path of a safetensors file with ``NAME#new`` (values) and, where only some changed, ``NAME#at`` (flat
+    positions); shapes and dtypes of whole tensors; digests (xxh3-128) of whole tensors after the update. Raises
+    RuntimeError when what is loaded is not what was sent.
     """
+    from safetensors import safe_open
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+        CheckpointWeightPatch,
+        load_checkpoint_weight_patches,
+    )
 
-    path: str = ""
-    version: int = -1
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
-
-
-class Weights(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
-    """The weight transfer backend ``headrace``."""
-
-    init_info_cls = InitInfo
-    update_info_cls = UpdateInfo
-    supports_draft_weight_update = False
-
-    def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Refuse a model whose weights are not where its parameters say."""
-        packed = [name for name, module in self.model.named_modules() if _is_packed(module)]
-        if packed:
-            raise RuntimeError(
-                f"weights of {', '.join(packed[:3])} were packed when vLLM loaded the model, so updates would not "
-                "reach them; start vLLM with worker_extension_cls of vllm_weights.engine_arguments"
-            )
-
-    def start_weight_update(self) -> None:
-        """Nothing to prepare: initialised parameters are changed in place."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Install and, where digests came along, read back; returns when the device is done."""
-        self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-
-    def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Install the file's tensors one at a time."""
-        with safe_open(update_info.path, "pt") as file:
-            names = set(file.keys())
-            for name in update_info.shapes:
-                if f"{name}#new" not in names:
-                    continue
-                values = file.get_tensor(f"{name}#new")
-                some = f"{name}#at" in names
-                where = file.get_tensor(f"{name}#at") if some else torch.arange(values.numel())
-                shape = tuple(update_info.shapes[name])
-                patch = CheckpointWeightPatch(name, shape, values.dtype, values.reshape(-1), where)
-                # Positions come from a comparison: they ascend, so they are unique.
-                load_checkpoint_weight_patches(self.model, [patch], validate_unique_indices=False)
-        for name, digest in update_info.digests.items():
-            found = read_back(self.model, name, tuple(update_info.shapes[name]), update_info.dtypes[name])
-            if found is None:
-                raise RuntimeError(f"{name} cannot be read back: its loader copies, or a part lies on another worker")
-            if _digest(found) != digest:
-                raise RuntimeError(f"{name} of version {update_info.version} is not what was sent")
-
-    def finish_weight_update(self) -> None:
-        """Nothing to finish."""
-
-    def shutdown(self) -> None:
-        """Nothing to release."""
+    with safe_open(update.path, "pt") as file:
+        names = set(file.keys())
+        for name in update.shapes:
+            if f"{name}#new" not in names:
+                continue
+            values = file.get_tensor(f"{name}#new")
+            some = f"{name}#at" in names
+            where = file.get_tensor(f"{name}#at") if some else torch.arange(values.numel())
+            shape = tuple(update.shapes[name])
+            patch = CheckpointWeightPatch(name, shape, values.dtype, values.reshape(-1), where)
+            # Positions come from a comparison: they ascend, so they are unique.
+            load_checkpoint_weight_patches(model, [patch], validate_unique_indices=False)
+    for name, digest in update.digests.items():
+        found = read_back(model, name, tuple(update.shapes[name]), update.dtypes[name])
+        if found is None:
+            raise RuntimeError(f"{name} cannot be read back: its loader copies, or a part lies on another worker")
+        if _digest(found) != digest:
+            raise RuntimeError(f"{name} of version {update.version} is not what was sent")
 
 
 class WeightWorker:
@@ -157,7 +180,5 @@ def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
-# A private name of the engine, changed because there is no setting for it; on other platforms it is never called.
-layer_utils.dispatch_cpu_unquantized_gemm = _keep_plain
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, Weights)
+if "vllm" in sys.modules:
+    register()
