@@ -31,7 +31,7 @@ AGAIN_SHARE = 0.3
 """Of the kills that would hit a part again before the run has moved at all, those that do, once for each part; else a
 busy machine, on which a start takes longer than a gap, would never see a step."""
 START_SECONDS = 400.0
-END_SECONDS = 300.0
+END_SECONDS = 900.0
 PROPERTIES = {
     "lost": (
         "every admitted group ended exactly once",

@@ -85,7 +85,7 @@ class ChaosRun:
     """One run with its launcher; a context manager that leaves no process behind."""
 
     def __init__(
-        self, folder: Path, broker: str, steps: int, libs: Path | None, *, patience_seconds: float = 180.0
+        self, folder: Path, broker: str, steps: int, libs: Path | None, *, patience_seconds: float = 600.0
     ) -> None:
         self.folder = folder
         self.path = folder / "chaos"
