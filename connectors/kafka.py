@@ -394,8 +394,8 @@ class Connection:
     ) -> Iterator[RawRecord]:
         """The committed records of a topic of the run, from ``start`` (default: the first kept) to the end seen now.
 
-        ``start`` maps partitions to offsets; partitions left out are not read. ``until`` ends partitions earlier, before
-        its offsets. Order holds within a partition.
+        ``start`` maps partitions to offsets; partitions left out are not read. ``until`` ends partitions before its
+        offsets. Order holds within a partition.
         Raises MissingTopic, or BrokerUnreachable when nothing comes for ``timeout`` seconds.
         """
         ends = self.end_offsets(topic)
