@@ -38,7 +38,7 @@ def fresh_groups(batch_groups: int, replay: float) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class PolicyCredits:
-    """One policy's versions and counters. ``filtered`` says that an operator may drop its groups."""
+    """One policy's versions and counters. ``filtered``: groups are admitted in expectation of drops."""
 
     index: int
     batch_groups: int
@@ -139,7 +139,7 @@ class Credits:
                 depth=policy.depth,
                 extra=policy.extra_groups,
                 lag=policy.lag,
-                filtered=i in filtered,
+                filtered=i in filtered and not policy.exact_refill,
             )
             for i, (name, policy) in enumerate(config.policies.items())
         ]

@@ -265,6 +265,9 @@ class PolicyConfig(Section):
     """Share of replayed groups in a batch."""
     extra_groups: int = Field(0, ge=0)
     """Groups admitted beyond what batches need."""
+    exact_refill: bool = False
+    """Admit one group for each that a filter has dropped, none in expectation of drops: slower, but nothing is left
+    over, so at depth 0 one seed gives one run with filters too."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[trainer]`` that differ for this policy."""
 

@@ -165,3 +165,22 @@ def test_everything_comes_back_from_the_store() -> None:
 
 def two_policies() -> RunConfig:
     return make_config(policies={"a": {"model": "none"}, "b": {"model": "none"}})
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(False, 8), (True, 2)])
+def test_exact_refill_admits_one_group_for_each_that_was_dropped(exact: bool, expected: int) -> None:
+    """At depth 0 with 2 groups a batch, after drops only: the cap without expectation is what the batch lacks."""
+    base = make_config()
+    main = next(iter(base.policies.values())).model_copy(update={"depth": 0.0, "exact_refill": exact})
+    config = base.model_copy(
+        update={
+            "policies": dict.fromkeys(base.policies, main),
+            "trainer": base.trainer.model_copy(update={"batch_groups": 2}),
+        }
+    )
+    p = Credits(config, frozenset({0})).policies[0]
+    for _ in range(100):
+        p.outcome(False)
+    while p.room()[0]:
+        p.rolling += 1
+    assert p.rolling == expected

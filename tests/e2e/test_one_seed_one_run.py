@@ -1,0 +1,69 @@
+"""At depth 0 one seed gives one run: the same prompts, tokens, rewards and batches, whatever the timing was."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.connectors.kafka import Connection
+from headrace.pipeline.launch.folder import RunFolder
+from headrace.pipeline.launch.local_broker import broker_of
+from headrace.schemas.codec import encode
+from headrace.schemas.records import Item
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADRACE = Path(sys.executable).with_name("headrace")
+SHORT = (
+    "policies.main.depth=0", "trainer.backend=torch", "trainer.max_steps=4", "trainer.batch_groups=8",
+    "eval.dataset=", "eval.every=0",
+)  # fmt: skip
+pytestmark = pytest.mark.timeout(600)
+
+
+def items_of(folder: Path) -> list[Item]:
+    """Every batch's items in the order of lanes, without the places that they were made from."""
+    run = RunFolder.existing(folder)
+    with broker_of(run) as address:
+        connection = Connection.of(run.read_config().kafka, folder.name, address)
+        items = [raw.decoded() for raw in connection.read_topic("batches.main")]
+    placed = {
+        (item.batch, item.lane, item.index): replace(item, sources=[]) for item in items if isinstance(item, Item)
+    }
+    return [item for _, item in sorted(placed.items())]
+
+
+def without_logprobs(item: Item) -> bytes:
+    """All that a sampled item is but for the log-probs."""
+    bare = [replace(one, logprobs=np.zeros_like(one.logprobs)) for one in item.sequences]
+    return encode(replace(item, sequences=bare))
+
+
+def weights_of(folder: Path) -> np.ndarray:
+    return np.frombuffer((folder / "model" / "main" / "model.safetensors").read_bytes(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "filters", [("operators=[]",), ("policies.main.exact_refill=true",)], ids=["no filter", "dynamic sampling"]
+)
+def test_one_seed_gives_one_run(tmp_path: Path, filters: tuple[str, ...]) -> None:
+    """Two runs, the second with fewer slots and two workers: other timing, other places, equal data."""
+    warm = tmp_path / "warm"
+    command = [sys.executable, ROOT / "recipes/sort_digits/warm_start.py", "--out", warm, "--steps", "60"]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    for name, more in (("one", ()), ("two", ("rollout.slots=24", "rollout.workers=2"))):
+        own = (f"run.folder={tmp_path}", f"run.id={name}", f"policies.main.model={warm}")
+        words = [HEADRACE, "run", "@", ROOT / "recipes/sort_digits/run.toml", *own, *SHORT, *filters, *more]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (items_of(tmp_path / name) for name in ("one", "two"))
+    assert len(first) == len(second) == 4 * 8 * 8
+    assert [without_logprobs(item) for item in first] == [without_logprobs(item) for item in second]
+    for one, other in zip(first, second, strict=True):
+        for mine, theirs in zip(one.sequences, other.sequences, strict=True):
+            # Products of matrices of another height are rounded otherwise.
+            assert np.abs(mine.logprobs - theirs.logprobs).max() < 1e-5
+    a, b = (weights_of(tmp_path / name) for name in ("one", "two"))
+    assert (a != b).mean() < 1e-3
