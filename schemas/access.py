@@ -88,7 +88,8 @@ def _on_topic(run: str, role: str, spec: TopicSpec) -> Iterator[Grant]:
     if stages & set(spec.writers):
         yield Grant(role, "topic", name, spec.per_policy, "WRITE")
     inputs = {topic for topics in SUB_TOPOLOGIES.values() for topic in topics} if role == "operators" else set()
-    if stages & set(spec.readers) or spec.name in inputs or spec.name in (*_EVERYONE_READS, *_LOOKS_BACK.get(role, ())):
+    more = () if role in (LAUNCHER, LOOKER) else (*_EVERYONE_READS, *_LOOKS_BACK.get(role, ()))  # these read all anyway
+    if stages & set(spec.readers) or spec.name in inputs or spec.name in more:
         yield Grant(role, "topic", name, spec.per_policy, "READ")
 
 

@@ -38,6 +38,7 @@ def test_what_each_role_writes(role: str) -> None:
 def test_what_each_role_reads() -> None:
     assert names("source", "READ") == {"prompts", "run"}
     assert {"tasks", "deltas", "run", "partials"} <= names("rollout", "READ")
+    assert all("run" in names(role, "READ") for role in ("source", "operators", "rollout", "trainer"))
     assert names("rollout", "READ").isdisjoint({"batches.", "ledger", "steps", "manifests"})
     assert {"batches.", "manifests", "steps", "deltas", "run"} <= names("trainer", "READ")
     assert names("trainer", "READ").isdisjoint({"prompts", "trajectories", "tasks", "demand"})
