@@ -195,7 +195,8 @@ class RealTrainer:
         if error is None:
             return
         refused = rewind is not None and isinstance(error, ConfigurationError)
-        if not refused and not isinstance(error, Killed | Stopped | Superseded):
+        # A fenced predecessor may still replace or prune the checkpoint that is being loaded: a restart finds the next.
+        if not refused and not isinstance(error, Killed | Stopped | Superseded | FileNotFoundError):
             self.world.violation(f"died: trainer of {self.name}: {type(error).__name__}: {error}")
         done = any(r.lineage > lineage for r in self.records(Rollback)) or isinstance(error, ConfigurationError)
         again = rewind if not done else None
