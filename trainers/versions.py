@@ -116,8 +116,9 @@ class Versions:
                 return self.head
             except VersionTaken:
                 if self._log is not None:
-                    self._log.commit([], offsets)
+                    # In this order: a head that a successor published before the commit belongs to one who fenced us.
                     self.read_head()
+                    self._log.commit([], offsets)
                 self.share_head()
                 head = self.head
                 if head is not None and (head.lineage, head.batch) == (lineage, batch):
