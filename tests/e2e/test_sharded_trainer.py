@@ -119,8 +119,8 @@ def test_ranks_that_are_killed_in_mid_publish_go_on(
     name = "sharded-ahead" if ahead else "sharded-killed"
     config = make_config(model, tmp_path, name, **{**SHARDED, "publish_ahead": ahead})
     feed = fed(ring, config, 5)
-    kills = (("after-upload", 2, 1), ("after-delta", 4, 0)) if ahead else (("before-upload", 1, 1), ("after-delta", 4, 0))
-    for point, batch, rank in kills:
+    first = ("after-upload", 2, 1) if ahead else ("before-upload", 1, 1)
+    for point, batch, rank in (first, ("after-delta", 4, 0)):
         codes = ring.train(config, (point, batch), rank)
         assert codes[1 - rank] not in (0, -signal.SIGKILL), "the other rank ends by itself, with an error"
     ring.train(config)
