@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 from stage_feed import make_members
 
 from headrace.pipeline.operators.dynamic_sampling import DynamicSampling, DynamicSamplingConfiguration
@@ -67,3 +69,29 @@ def test_excluded_members_do_not_count_and_baselines_do() -> None:
         "all 2 rewards are 1",
     )
     assert applied([1.0, 1.0, 0.0], statuses=["train", "train", "baseline_only"]) == "kept"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "same"),
+    [
+        ([1.0, 1.000009], True),
+        ([1.0, 1.00002], False),
+        ([0.0, 1e-8], True),
+        ([0.0, 2e-8], False),
+        ([-1.0, -1.000009], True),
+        ([1.0, 0.0, 0.0, 1.0], False),
+        ([1.0], True),
+        ([], True),
+    ],
+)
+def test_allclose_is_measured_from_the_first_reward(rewards: list[float], same: bool) -> None:
+    operator = DynamicSampling(DynamicSamplingConfiguration(test="allclose"))
+    assert operator.varied(rewards) is not same
+    if len(rewards) > 1:
+        assert bool(np.allclose(rewards, rewards[0])) is same
+
+
+def test_rewards_that_are_no_numbers_are_dropped_by_name_and_two_tests_at_once_refused() -> None:
+    assert applied([1.0, float("nan")]) == ("reward_unknown", "rewards are 1, nan")
+    with pytest.raises(ValidationError, match="allclose has its own"):
+        DynamicSamplingConfiguration(test="allclose", tolerance=0.1)
