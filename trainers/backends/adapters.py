@@ -34,7 +34,8 @@ def add_adapters(model: Any, lora: LoraConfig) -> None:
     for p in model.parameters():
         p.requires_grad_(False)
         p.data.copy_(p.data.to(torch.bfloat16))
-    settings = PeftLora(r=lora.rank, lora_alpha=lora.scaling * lora.rank, target_modules=targets, lora_dropout=0.0)
+    alpha: Any = lora.scaling * lora.rank  # peft declares an integer and divides
+    settings = PeftLora(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed())
         try:

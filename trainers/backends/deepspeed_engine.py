@@ -98,7 +98,7 @@ def engine_settings(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _offloads(settings: dict[str, Any]) -> bool:
-    device = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
+    device: str = settings["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
     return device == "cpu"
 
 

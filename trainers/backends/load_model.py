@@ -57,12 +57,12 @@ def _load(path: Path) -> Any:
 
     try:
         json.loads((path / "config.json").read_text("utf-8"))
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigurationError(f"{path} cannot be loaded as a causal language model: {error}") from error
     if getattr(model.config, "attn_logit_softcapping", None):
         _attend(model, "eager")  # the others leave out the cap in silence
-    return model
+    return model.eval()
 
 
 def _fastest(model: Any, config: TrainerConfig | None, path: Path) -> PolicyModel:

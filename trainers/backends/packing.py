@@ -198,11 +198,13 @@ def _bucketed(
     buckets, order = packing.buckets()
     outs = []
     for bucket in buckets:
-        padded = [x[bucket.index].view(bucket.rows, bucket.width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+        a, b, c = (x[bucket.index].view(bucket.rows, bucket.width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         masked = bool(window) and window < bucket.width
         if softcap is None and sinks is None:
             out = torch.nn.functional.scaled_dot_product_attention(
-                *padded,
+                a,
+                b,
+                c,
                 attn_mask=packing.window_mask(bucket.width, window) if masked else None,
                 is_causal=not masked,
                 scale=scaling,
@@ -210,16 +212,15 @@ def _bucketed(
             )
         else:
             seen = packing.window_mask(bucket.width, window if masked else bucket.width)
-            out = _written_out(padded, seen, scaling or q.shape[-1] ** -0.5, softcap, sinks)
+            out = _written_out(a, b, c, seen, scaling or q.shape[-1] ** -0.5, softcap, sinks)
         outs.append(out.transpose(1, 2).reshape(-1, q.shape[1], v.shape[2])[bucket.real])
     return torch.cat(outs)[order]
 
 
 def _written_out(
-    qkv: Sequence[Tensor], seen: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     """Attention step by step, [rows, heads, width, size], with what fused attention does not have."""
-    q, k, v = qkv
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     logits = (q @ k.transpose(2, 3) * scaling).float()
     if softcap is not None:

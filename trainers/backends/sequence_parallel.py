@@ -68,7 +68,7 @@ class _Exchange(torch.autograd.Function):
         return group.exchange(x, cut, joined)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         group, cut, joined = ctx.back
         return group.exchange(gradient, cut, joined), None, None, None
 
@@ -81,5 +81,5 @@ class _Shared(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, None

@@ -59,7 +59,9 @@ def token_logprobs(
     if not torch.is_grad_enabled():
         shape = HeadShape(softcap=shape.softcap, keep_bytes=0, slice_bytes=shape.slice_bytes)
     inverse = temperature.reciprocal()
-    out: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, weight, bias, targets, inverse, scale, shape)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, inverse, scale, shape
+    )
     return out
 
 
@@ -94,7 +96,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return chosen - log_sum, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, inverse, log_sum, entropy = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []
@@ -127,14 +129,15 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _rows(targets: Tensor, at: slice) -> Tensor:
     """Indices of the tokens whose target lies in a slice of the vocabulary."""
-    return ((targets >= at.start) & (targets < at.stop)).nonzero()[:, 0]
+    rows: Tensor = ((targets >= at.start) & (targets < at.stop)).nonzero()
+    return rows[:, 0]
 
 
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, at: slice, inverse: Tensor, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor | None]:
     """One slice of the final logits, float32 [n, width], and the derivative of the cap where there is one."""
-    z = torch.mm(hidden, weight[at].t()).float()
+    z: Tensor = torch.mm(hidden, weight[at].t()).float()
     if bias is not None:
         z += bias[at].float()
     if not softcap:
@@ -166,7 +169,8 @@ def _by_logits(
         d = z.exp_().mul_(-by_logprob[:, None])
     if by_logprob is not None:
         d[rows, targets[rows] - at.start] += by_logprob[rows]
-    return d
+    out: Tensor = d
+    return out
 
 
 class _Running:
