@@ -53,7 +53,7 @@ with ChaosRun(Path(sys.argv[1]), "local", 100_000, None):
 
 @pytest.mark.timeout(900)
 def test_when_all_rollout_workers_are_dead_the_run_says_so(tmp_path: Path) -> None:
-    """Frozen, so that no launcher can start them again: within 30 s of standing still the run says what it waits for."""
+    """Frozen, so that no launcher can start them again: after 30 s the run says what it waits for."""
     process = subprocess.Popen([sys.executable, "-c", _RUN, tmp_path], cwd=ROOT, stdin=subprocess.PIPE)
     metrics, log = tmp_path / "chaos" / "metrics.jsonl", tmp_path / "launcher.log"
     workers: list[int] = []
