@@ -9,12 +9,14 @@ may be imported too, and then loads no vLLM.
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 
 from headrace.connectors.engines.vllm_weights import BACKEND
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ("WeightWorker", "install_file", "read_back", "refuse_packed", "register")
 
@@ -66,6 +68,8 @@ def _backend() -> type:
             pass
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
+            import torch
+
             self.receive_weights(self.parse_update_info(update_info))
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()
@@ -82,7 +86,7 @@ def _backend() -> type:
     return Weights
 
 
-def refuse_packed(model: torch.nn.Module) -> None:
+def refuse_packed(model: "torch.nn.Module") -> None:
     """Raise RuntimeError for a model whose weights are not where its parameters say."""
     packed = [name for name, module in model.named_modules() if _is_packed(module)]
     if packed:
@@ -99,6 +103,7 @@ def install_file(model: Any, update: Any) -> None:
     positions); shapes and dtypes of whole tensors; digests (xxh3-128) of whole tensors after the update. Raises
     RuntimeError when what is loaded is not what was sent.
     """
+    import torch
     from safetensors import safe_open
     from vllm.model_executor.model_loader.checkpoint_weight_patch import (
         CheckpointWeightPatch,
@@ -136,16 +141,20 @@ class WeightWorker:
         return dict(_digests(model, shapes, dtypes))
 
 
-def read_back(model: Any, name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
+def read_back(model: Any, name: str, shape: tuple[int, ...], dtype: str) -> "torch.Tensor | None":
     """A checkpoint tensor as the model has it loaded; None when it is not wholly in this worker.
 
     model: a module of vLLM's with ``load_weights``, which is run with every final copy turned round: from the parameter
     into the checkpoint tensor.
     """
+    import torch
+
     scratch = torch.full(shape, float("nan"), dtype=getattr(torch, dtype))
     real = torch.Tensor.copy_
 
-    def reversed_copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    def reversed_copy(
+        destination: "torch.Tensor", source: "torch.Tensor", non_blocking: bool = False
+    ) -> "torch.Tensor":
         real(source, destination.to(source.device, source.dtype))
         return destination
 
@@ -165,18 +174,24 @@ def _digests(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -
             yield name, _digest(found)
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _digest(tensor: "torch.Tensor") -> str:
+    import torch
+
     return xxhash.xxh3_128_hexdigest(tensor.contiguous().view(torch.uint8).numpy().data)
 
 
-def _is_packed(module: torch.nn.Module) -> bool:
+def _is_packed(module: "torch.nn.Module") -> bool:
     """Whether a CPU layer computes with a packed copy of its weight."""
+    import torch
+
     used: Callable[..., Any] | None = getattr(module, "cpu_linear", None)
     return used is not None and used is not torch.nn.functional.linear
 
 
-def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _keep_plain(layer: "torch.nn.Module", remove_weight: bool) -> None:
     """In place of vLLM's packing on CPU: compute with the parameter itself."""
+    import torch
+
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 

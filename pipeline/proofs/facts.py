@@ -171,7 +171,8 @@ def _kept(config: RunConfig, policy: str, root: Path) -> Iterable[CheckpointFact
     if not url:
         yield from checkpoint_facts(root)
         return
-    store = open_store(config.store if url == "store" else config.store.model_copy(update={"url": url}), root.parents[1])
+    place_of = config.store if url == "store" else config.store.model_copy(update={"url": url})
+    store = open_store(place_of, root.parents[1])
     for where, table in in_store(store, checkpoint_prefix(config.run.id, policy)):
         if not isinstance(table, BrokenCheckpoint):
             place = f"{store.url}/{where}"

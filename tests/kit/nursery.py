@@ -65,7 +65,7 @@ class Nursery:
         program: str = "trainer",
         environment: Mapping[str, str] | None = None,
     ) -> Trainer:
-        """A ``trainer``, one ``from_log``, or a ``probe`` (rank_probe.py) with these arguments; ``trap``: see traps.py."""
+        """A ``trainer``, one ``from_log``, or a ``probe`` (rank_probe.py) with these arguments; traps: traps.py."""
         child = Trainer(self._folder / f"trainer-{len(self._order)}.log")
         self._order.append(child)
         assert self._process.stdin is not None
