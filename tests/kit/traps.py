@@ -1,8 +1,8 @@
 """Points at which a trainer kills itself with -9 or stands still: ``arm(POINT, BATCH)`` in its process.
 
 before-checkpoint, in-checkpoint, after-checkpoint; after-delta (committed in the store, Step not written); after-step;
-before-upload, after-upload (of this rank's objects of the version numbered BATCH); after-rollback; stall (for 12 s, with the
-Step of the batch in an open transaction).
+before-upload, after-upload (of this rank's objects of the version numbered BATCH); after-rollback; stall (for 12 s,
+with the Step of the batch in an open transaction).
 """
 
 import os
