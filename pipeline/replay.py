@@ -124,7 +124,7 @@ class Replay:
         self._driver.forget(place)
 
     def _recorded(self) -> dict[tuple[int, int], tuple[str, str]]:
-        out = {}
+        out: dict[tuple[int, int], tuple[str, str]] = {}
         for raw, record in read_records(self._connection, "ledger"):
             decision = _decision(record)
             if decision is not None:

@@ -88,8 +88,8 @@ class SavedState:
             path = _file(folder, rank)
             if not path.is_file():
                 raise ConfigurationError(f"{path} is not there: the state of {self.ranks} ranks is not whole")
-            file: Any = safe_open(path, "pt")
-            self._take(file.__enter__())
+            opened: Any = safe_open(path, "pt")
+            self._take(opened.__enter__())
 
     def _take(self, file: Any) -> None:
         self._files.append(file)
