@@ -41,6 +41,8 @@ from headrace.schemas.config import RunConfig  # noqa: E402
 from headrace.schemas.delta_layout import DeltaError  # noqa: E402
 from headrace.schemas.records import Step  # noqa: E402
 
+GRACE_SECONDS = 15.0
+"""What ranks have to end by themselves once one of them has died."""
 LIFE_SECONDS = 600.0
 """A trainer that does not end within this time hangs."""
 
@@ -120,12 +122,22 @@ class Lives:
                 break
             time.sleep(0.01)
         victims = ranks if self._rng.random() < 0.5 else [self._rng.choice(ranks)]
-        for victim in victims:
-            with contextlib.suppress(ProcessLookupError):
-                victim.send_signal(signal.SIGKILL)
+        self._send(victims, signal.SIGKILL)
+        rest = [rank for rank in ranks if rank not in victims]
+        self._send(rest, signal.SIGTERM)  # as torchrun does
+        until = time.monotonic() + GRACE_SECONDS
+        while any(rank.returncode is None for rank in rest) and time.monotonic() < until:
+            time.sleep(0.05)
+        self._send([rank for rank in rest if rank.returncode is None], signal.SIGKILL)
         codes = [rank.wait(LIFE_SECONDS) for rank in ranks]
         self.retrained += said_by(ranks[0]).count("trained again")
         return any(code == -signal.SIGKILL for code in codes)
+
+    @staticmethod
+    def _send(ranks: list[Trainer], number: int) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                rank.send_signal(number)
 
     def finish(self) -> None:
         """Run a trainer to the end."""
