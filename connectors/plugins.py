@@ -9,6 +9,7 @@ distribution and entry point it came from and what else there is.
 import difflib
 import importlib
 import sys
+import traceback
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -96,7 +97,14 @@ def _resolve(what: str, value: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, SyntaxError, NameError, ValueError, TypeError) as error:
-        # The last four: a module of the user's with a mistake in it, or a name that is none of a module.
-        raise ConfigurationError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the seam around plug-ins, whose modules may raise anything
+        told = f"{what} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigurationError(told + _frames(error)) from error
     return found
+
+
+def _frames(error: Exception) -> str:
+    """The lines of the plug-in's own modules that led to the error; none when there was no module to run."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if "importlib" not in f.filename]
+    return ("\n" + "".join(traceback.format_list(own)).rstrip()) if own else ""

@@ -18,7 +18,7 @@ from functools import partial
 from math import isclose
 from typing import Any
 
-from headrace.pipeline import flow
+from headrace.pipeline import flow, operator_chain
 from headrace.pipeline.conformance_feed import ROUND, admission_of, trajectories_of
 from headrace.pipeline.operators.operator import mean_and_deviation
 from headrace.pipeline.runtime.driver import TopologyDriver
@@ -167,7 +167,7 @@ def _ending_check(driver: TopologyDriver, groups: int) -> Check:
 def _reason_check(driver: TopologyDriver, config: RunConfig) -> Check:
     dropped = [r for r in driver.records("ledger") if isinstance(r, Closed) and r.reason == "filtered"]
     (entry,) = config.operators
-    kind = flow.operator_class(entry).kind
+    kind = operator_chain.operator_class(entry).kind
     if dropped and kind != "filter":
         told = f"it is of kind {kind} and drops groups ({dropped[0].detail}): admission counts on filters only"
         return Check("reasons", False, told)

@@ -2,7 +2,7 @@
 
 Of n members to train ``keep`` are chosen such that the variance of their shaped rewards is the largest of all subsets
 of that size. Such a subset is always the h highest and the ``keep`` - h lowest rewards for some h (Xu et al. 2025,
-arXiv 2504.13818, Lemma 3.1), so ``keep`` + 1 candidates are compared, exactly, in fractions.
+arXiv 2504.13818), so ``keep`` + 1 candidates are compared, exactly, in fractions.
 """
 
 from collections.abc import Sequence

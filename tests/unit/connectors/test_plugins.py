@@ -76,6 +76,8 @@ def test_names_that_are_no_module_and_attribute_are_refused(
         ("def f(:\n", "SyntaxError"),
         ("x = nothing_there\n", "nothing_there"),
         ("import nothing_there\n", "nothing_there"),
+        ("raise RuntimeError('no licence')\n", r"RuntimeError: no licence\n.*my_broken.py\", line 1"),
+        ("def f():\n    return 1 / 0\nf()\n", r"division by zero\n.*line 3, in <module>\n.*\n.*line 2, in f"),
     ],
 )
 def test_a_module_that_cannot_be_loaded_is_named_with_the_reason(

@@ -80,7 +80,7 @@ def test_every_entry_of_the_table_is_a_module_with_a_command(name: str) -> None:
     "words",
     [
         ("topics", "cat"), ("trace",), ("dead-letters", "show", "x"), ("verify",), ("report", "a", "--format", "xml"),
-        ("topics", "cat", "ledger", "-n", "-1"), ("run",), ("deltas", "show"), ("operators", "show", "rewards"),
+        ("topics", "cat", "ledger", "-n", "-1"), ("run",), ("deltas", "show"), ("operators", "show"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_exit_with_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
