@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_feed import OperatorFeed, make_draft, statuses
 from pydantic import ValidationError
+from stage_feed import make_admission, make_config, make_driver, make_trajectory
 
 from headrace.pipeline.operators.downsample import Downsample, DownsampleConfiguration, most_varied
 from headrace.pipeline.operators.operator import mean_and_deviation
+from headrace.schemas.records import Group, Kept, Member
 
 
 def variance(values: list[float]) -> Fraction:
@@ -61,3 +63,19 @@ def test_only_members_to_train_are_chosen_from_and_small_groups_pass() -> None:
 def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         DownsampleConfiguration(**options)
+
+
+@pytest.mark.parametrize(("rest", "mean"), [("baseline_only", 0.25), ("renormalise", 0.5)])
+def test_the_stage_writes_every_member_and_the_statistics_that_advantages_take(rest: str, mean: float) -> None:
+    config = make_config(operators=[{"type": "downsample", "keep": 2, "rest": rest}], group_size=4)
+    driver = make_driver(config, "assemble")
+    driver.append("admissions", make_admission(0, group_size=4))
+    for replica, reward in enumerate([0.0, 0.0, 1.0, 0.0]):
+        driver.append("trajectories", make_trajectory(0, replica, reward))
+    driver.settle()
+    *members, group = driver.records("groups")
+    left_out = "baseline_only" if rest == "baseline_only" else "excluded"
+    assert [m.status for m in members if isinstance(m, Member)] == ["train", left_out, "train", left_out]
+    assert isinstance(group, Group) and (group.reward_mean, group.raw_mean, group.trained) == (mean, 0.25, 2)
+    (kept,) = driver.records("ledger")
+    assert isinstance(kept, Kept) and kept.complete and kept.raw_mean == 0.25
