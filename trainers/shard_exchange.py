@@ -60,8 +60,9 @@ def plan_exchange(layout: Layout, held: Sequence[Mapping[str, tuple[int, int]]],
     incoming: dict[int, list[_Run]] = {}
     ends = [high for _, _, high in spans]
     for tensor in layout.tensors:
-        parts = [(source, *table.get(tensor.name, (0, 0))) for source, table in enumerate(held)]
-        _refuse_gaps(tensor, [(start, stop) for _, start, stop in parts if stop > start])
+        every = [(source, *table.get(tensor.name, (0, 0))) for source, table in enumerate(held)]
+        parts = [(source, start, stop) for source, start, stop in every if stop > start]
+        _refuse_gaps(tensor, [(start, stop) for _, start, stop in parts])
         for source, start, stop in parts:
             low, high = tensor.offset + start * tensor.width, tensor.offset + stop * tensor.width
             for target, begin, end in spans[bisect_right(ends, low) :]:

@@ -77,7 +77,8 @@ class ShardedPublisher:
         After a store error all ranks may repeat the call: what is uploaded already is only committed. Raises
         VersionTaken, LayoutMismatch, ValueError and the store's errors, the same on every rank.
         """
-        if parent is not None and version > parent.version and self._share.version != parent:
+        # All ranks ask, and load together: after a store error some have the baseline already and some do not.
+        if parent is not None and version > parent.version and any(self._ranks.gather(self._share.version != parent)):
             self._everywhere(lambda: self._load(parent))
         held = self._ranks.gather({name: (one.start, one.start + one.bits.size) for name, one in shards.items()})
         if self._held != held:
@@ -98,6 +99,8 @@ class ShardedPublisher:
 
     def _load(self, parent: CommittedVersion) -> None:
         """Take this rank's share of a committed version as baseline. Raises as ``DeltaPublisher.load_baseline``."""
+        if self._share.version == parent:
+            return
         chain = self.commits.chain
         self.commits.refuse_other_layout(chain.link(parent.version, parent.manifest_sha256))
         data, digests = load_share(chain, parent.version, self._share.segments)

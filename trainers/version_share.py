@@ -132,9 +132,9 @@ class VersionShare:
             self._spare = before
 
     def give_up(self) -> None:
-        """Forget what was uploaded: it will never be committed."""
+        """Forget what was uploaded: it will never be committed. What was put into a new room since stays."""
         if self._draft is not None:
-            self._spare, self._draft = self._draft[0], None
+            self._spare, self._draft = self._draft[0] if self._spare is None else self._spare, None
 
     def _key(self, kind: str, draft: Draft, part: int) -> str:
         return self._keys.shard(kind, draft.version, draft.attempt, self._rank, part)

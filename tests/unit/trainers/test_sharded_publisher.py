@@ -4,16 +4,22 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from thread_ranks import on_ranks
 
+from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.stores.local import LocalStore
+from headrace.connectors.stores.store import StoreUnavailable
 from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
 from headrace.schemas.delta_layout import DeltaError, Layout
 from headrace.schemas.delta_manifest import CommittedVersion
 from headrace.trainers.backends.backend import TensorShard
+from headrace.trainers.patience import patiently
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.shard_exchange import plan_exchange
 from headrace.trainers.sharded_publisher import ShardedPublisher
@@ -153,3 +159,71 @@ def test_shards_of_zero3_are_published_without_gathering(tmp_path: Path) -> None
             assert array.tobytes() == gathered[name].tobytes(), (version, name)
     ranks = {key.rpartition("/")[2] for key in (info.key for info in store.list("runs/first/main/delta/3/"))}
     assert ranks == {"r0.bin", "r1.bin"}
+
+
+class Away:
+    """A store that cannot be read just once."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store, self.away = store, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("get") and self.away:
+            self.away = False
+            raise StoreUnavailable("the store is away")
+        return getattr(self._store, name)
+
+
+def own_shards(layout: Layout, ranks: Ranks, version: int) -> dict[str, TensorShard]:
+    """Of every tensor the elements that lie in this rank's own part of the image."""
+    segments = [layout.segments[n] for n in share_of(layout, ranks.rank, ranks.size)]
+    low, high = segments[0].offset, segments[-1].offset + segments[-1].nbytes
+    shards = {}
+    for tensor in layout.tensors:
+        start, stop = (min(max(0, at - tensor.offset) // 2, tensor.size) for at in (low, high))
+        shards[tensor.name] = TensorShard(start, weights_of(version)[tensor.name].reshape(-1)[start:stop])
+    return shards
+
+
+@pytest.mark.parametrize("unlucky", [0, 1, 2])
+def test_a_rank_that_cannot_load_the_baseline_at_first_loads_it_with_the_others(tmp_path: Path, unlucky: int) -> None:
+    layout = the_layout()
+
+    def one(ranks: Ranks) -> CommittedVersion:
+        store = Away(LocalStore(tmp_path))
+        head: CommittedVersion | None = None
+        for version in range(3):
+            publisher = ShardedPublisher(store, "first", "main", layout, ranks)  # type: ignore[arg-type]
+            store.away = version > 0 and ranks.rank == unlucky
+            shards = own_shards(layout, ranks, version)
+            call = partial(publisher.publish, shards, version=version, lineage=0, batch=version, parent=head)
+            head = patiently(call, StopSignal(), ranks)
+            assert not store.away and publisher.baseline == head
+        assert head is not None
+        return head
+
+    assert {head.version for head in on_ranks(3, one)} == {2}
+    assert_readable(tmp_path, 3)
+
+
+def test_weights_that_take_the_place_of_failed_ones_are_those_that_are_published(tmp_path: Path) -> None:
+    layout, ranks = the_layout(), Ranks()
+    publisher = ShardedPublisher(LocalStore(tmp_path), "first", "main", layout, ranks)
+    commit, publisher.commits.commit = publisher.commits.commit, unavailable  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        publisher.publish(own_shards(layout, ranks, 5), version=0, lineage=0, batch=0, parent=None)
+    publisher.commits.commit = commit  # type: ignore[method-assign]
+    publisher.publish(own_shards(layout, ranks, 0), version=0, lineage=0, batch=0, parent=None)
+    assert_readable(tmp_path, 1)
+
+
+def unavailable(*_: object) -> CommittedVersion:
+    raise StoreUnavailable("the store is away")
+
+
+def assert_readable(folder: Path, versions: int) -> None:
+    reader = WeightReader(LocalStore(folder), "first", "main")
+    for version in range(versions):
+        reader.fetch(version)
+        for name, array in reader.snapshot().weights.items():
+            assert np.array_equal(array, weights_of(version)[name])
