@@ -51,6 +51,7 @@ class _Coming:
 
     task: Task
     until: float
+    """When a transaction that was left open has ended, if the broker answers until then."""
     began: float
     offsets: Mapping[Place, int] = field(default_factory=dict)
     ask_at: float = 0.0
@@ -92,7 +93,8 @@ class Attacher:
         if not tasks:
             return []
         places = [(topic, task.number) for task in tasks for topic in task.changelogs().values()]
-        until = time.monotonic() + SUSPEND_SECONDS
+        asked = time.monotonic()
+        until = asked + SUSPEND_SECONDS
         while (ends := self._questions.ends(places)) is not None and time.monotonic() < until:
             newest = {topic: self._questions.all_ends(topic) for topic in {topic for topic, _ in places}}
             if all(newest[topic][number] == end for (topic, number), end in ends.items()):
@@ -103,6 +105,7 @@ class Attacher:
             else:
                 task.move_to(TaskState.SUSPENDED)
                 task.changelog_ends = {topic: ends[topic, task.number] for topic in task.changelogs().values()}
+                task.suspended = asked
         return [task for task in tasks if task.state is TaskState.SUSPENDED]
 
     # the way
@@ -193,7 +196,7 @@ class Attacher:
         if ends == task.changelog_ends:
             coming.ready(task.saved_positions() or dict.fromkeys(task.places, 0))
             return
-        self._copies.keep(task.number, task.stores_by_topic(), task.changelog_ends)
+        self._copies.keep(task.number, task.stores_by_topic(), task.changelog_ends, task.suspended)
         coming.task = self._make(task.number, task.places, task.stores)
         task.close(keep_stores=True)
 
@@ -207,7 +210,9 @@ class Attacher:
             for coming in created:
                 coming.ask_at = now + REST * coming.patience
                 coming.patience = min(LONGEST_ASK_SECONDS, 2 * coming.patience)
-            if now <= created[0].until or self._questions.ends(places) is None:
+            if self._questions.ends(places) is None:
+                self._unanswered()
+            if now <= created[0].until:
                 return
             # The broker answers, and whoever left these offsets pending was fenced by now: the changelog stands.
             offsets = dict.fromkeys(places, -1)
@@ -224,6 +229,7 @@ class Attacher:
         stable = self._questions.ends(places) if places else {}
         now = time.monotonic()
         if stable is None:
+            self._unanswered()
             for one in coming:
                 one.ask_at = now + AGAIN_SECONDS
             return []
@@ -236,6 +242,11 @@ class Attacher:
             else:
                 one.ask_at = now + AGAIN_SECONDS
         return out
+
+    def _unanswered(self) -> None:
+        """Without a broker no transaction ends: the time in which they must have ended starts anew, for all tasks."""
+        for one in self._coming.values():
+            one.until = time.monotonic() + SETTLE_SECONDS
 
     def _explain(self, task: Task, committed: Mapping[Place, int]) -> str:
         saved = task.saved_positions() or {}

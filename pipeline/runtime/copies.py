@@ -107,10 +107,13 @@ class Copies:
             log.info("%s: %d deleted entries of task %d removed", self._name, gone, number)
         return True
 
-    def keep(self, number: int, stores: Stores, at: Mapping[str, int]) -> None:
-        """Hold the stores of a task that has just been given up, complete up to these offsets."""
+    def keep(self, number: int, stores: Stores, at: Mapping[str, int], whole: float) -> None:
+        """Hold the stores of a task that was given up, complete up to these offsets at the monotonic time ``whole``.
+
+        When that is long ago, deletions since may be forgotten already, and the changelog is read a second time.
+        """
         nbytes = sum(store.nbytes() for store in stores.values())
-        self._copies[number] = Copy(stores, dict(at), time.monotonic(), nbytes=nbytes)
+        self._copies[number] = Copy(stores, dict(at), whole, nbytes=nbytes)
 
     def take(self, number: int) -> Copy | None:
         """Give out a copy; from now on it is somebody else's."""

@@ -67,7 +67,7 @@ class Shelf:
         """After an assignment: tasks that went ``elsewhere`` are closed, their state is followed if it is to be."""
         for task in elsewhere:
             if self._follows and not self.copies.full:
-                self.copies.keep(task.number, task.stores_by_topic(), task.changelog_ends)
+                self.copies.keep(task.number, task.stores_by_topic(), task.changelog_ends, task.suspended)
                 task.close(keep_stores=True)
             else:
                 task.close()

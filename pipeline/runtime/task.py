@@ -95,6 +95,8 @@ class Task:
         """Monotonic time of the last commit."""
         self.changelog_ends: dict[str, int] = {}
         """Ends of the changelogs when the task was suspended."""
+        self.suspended = 0.0
+        """Monotonic time at which these ends were asked for."""
         self._config = config
         self._sub_topology = sub_topology
         self._factory = factory

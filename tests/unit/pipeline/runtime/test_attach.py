@@ -39,6 +39,8 @@ class Cluster:
         self.unread: set[int] = set()
         self.asked: list[tuple[tuple[int, ...], float]] = []
         self.held: dict[int, Mapping[str, OverlayStore]] = {}
+        self.whole: dict[int, float] = {}
+        """Since when a kept store may have missed something."""
         self.released: list[int] = []
         self.slices: list[float] = []
 
@@ -73,8 +75,9 @@ class Cluster:
     def take(self, number: int) -> None:
         del self.held[number]
 
-    def keep(self, number: int, stores: Mapping[str, OverlayStore], _at: Mapping[str, int]) -> None:
+    def keep(self, number: int, stores: Mapping[str, OverlayStore], _at: Mapping[str, int], whole: float) -> None:
         self.held[number] = stores
+        self.whole[number] = whole
 
     def stores_of(self, number: int) -> Mapping[str, OverlayStore] | None:
         return self.held.get(number)
@@ -178,7 +181,20 @@ def test_offsets_that_stay_pending_give_way_to_the_changelog_only_while_the_brok
     cluster.pending, cluster.stable, cluster.found, cluster.away = {0}, {0: 9}, {0: 5}, True
     assert rig.steps(1.0, 40) == {}
     cluster.away = False
-    assert set(rig.steps(1.0, 5)[0].values()) == {5}
+    assert rig.steps(1.0, 10) == {}, "without a broker no transaction ends, so that time does not count"
+    assert set(rig.steps(1.0, 10)[0].values()) == {5}
+
+
+def test_after_an_outage_a_transaction_gets_its_time_before_offsets_are_refused(cluster: Cluster) -> None:
+    rig = Rig(cluster)
+    rig.begin(0)
+    cluster.away = True
+    assert rig.steps(1.0, 40) == {}
+    cluster.away = False
+    cluster.stable, cluster.open, cluster.found, cluster.offsets = {0: 9}, {0: 3}, {0: 5}, {0: 7}
+    assert rig.steps(1.0, 5) == {}, "the changelog's marker is still on its way"
+    cluster.open, cluster.found = {}, {0: 7}
+    assert set(rig.steps(1.0, 3)[0].values()) == {7}
 
 
 def test_a_changelog_with_an_open_transaction_is_waited_for_up_to_a_limit(cluster: Cluster) -> None:
@@ -193,8 +209,10 @@ def test_a_suspended_task_goes_on_when_nobody_wrote_and_is_restored_otherwise(cl
     rig = Rig(cluster)
     same, other = rig.suspended(0, 8), rig.suspended(1, 8)
     cluster.stable[1] = 12
+    suspended, cluster.seconds = cluster.seconds, cluster.seconds + 100
     rig.attacher.begin([same, other])
     ready = rig.steps(count=4)
+    assert cluster.whole == {1: suspended}, "deletions since then may be forgotten already"
     assert set(ready) == {0, 1}
     assert (same.state, other.state) == (TaskState.SUSPENDED, TaskState.CLOSED)
     values = {n: rig.registry.value(f"tasks_{n}_total", stage="assemble") for n in ("resumed", "restored")}

@@ -265,13 +265,29 @@ def test_copies_that_were_rewritten_often_are_weighed_not_counted(log: Log) -> N
 def test_a_changelog_that_was_cut_is_read_from_where_it_begins(log: Log) -> None:
     log.write(0, fill(3))
     mine = stores()
-    log.copies.keep(0, mine, {TOPIC: 0})
+    log.copies.keep(0, mine, {TOPIC: 0}, log.seconds)
     log.entries[0] = {offset: entry for offset, entry in log.entries[0].items() if offset >= 2}
     log.first = 2
     log.copies.restore(0, mine, {TOPIC: log.end[0]})
     log.copies.read(1.0, wait=True)
     assert log.copies.restored(0)
     assert state(mine) == {b"k1": b"v1", b"k2": b"v2"}
+
+
+def test_a_store_that_was_given_up_long_ago_loses_what_was_deleted_since(log: Log) -> None:
+    at, given_up = log.write(0, fill(3)), log.seconds
+    mine = stores()
+    mine[TOPIC].restore(fill(3))
+    log.seconds += module.FORGET_SECONDS + 1
+    log.write(0, [(b"k9", b"v9")])
+    del log.entries[0][0]  # k0 was deleted meanwhile, and compaction has taken its deletion too
+    log.copies.keep(0, mine, {TOPIC: at}, given_up)
+    log.copies.restore(0, mine, {TOPIC: log.end[0]})
+    log.copies.read(1.0, wait=True)
+    assert not log.copies.restored(0)
+    log.copies.read(1.0, wait=True)
+    assert log.copies.restored(0)
+    assert state(mine) == {b"k1": b"v1", b"k2": b"v2", b"k9": b"v9"}
 
 
 def test_what_is_neither_followed_nor_ones_own_is_forgotten(log: Log) -> None:
