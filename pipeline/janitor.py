@@ -2,7 +2,7 @@
 
 A run is *live* while one of its consumer groups has members or a record is younger than ``quiet``; live runs stay,
 whatever else is true of them. *Finished* ones (their end mark stands) go after one time, *orphaned* ones (neither ended
-nor touched for long, or without a manifest because their creation died) after a longer one.
+nor touched for long) after a longer one. *Empty* ones stay: topics do not tell their age, and these may be new.
 """
 
 import time
@@ -38,7 +38,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to happen with a run, and why. state: live, finished, stopped, orphaned, or foreign."""
+    """What is to happen with a run, and why. state: live, finished, stopped, orphaned, empty, or foreign."""
 
     run: str
     state: str
@@ -77,6 +77,8 @@ def _judge(connection: Connection, found: RunTopics, rules: Rules) -> tuple[str,
     if end is not None:
         age = now - end.ended_ms / 1000
         return "finished", age >= rules.finished_after, f"ended {_ago(age)} by {end.reason}"
+    if not has_record_since(connection, found.topics, 0):
+        return "empty", False, "no record yet: its topics were made ahead, or its creation died; delete it by hand"
     if silent_for(rules.orphaned_after):
         return "orphaned", True, f"did not end, and nothing was written for {_ago(rules.orphaned_after)}"
     return "stopped", False, f"did not end: headrace run --resume goes on; orphaned after {_ago(rules.orphaned_after)}"

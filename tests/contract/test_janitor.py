@@ -59,6 +59,7 @@ def test_only_runs_that_nobody_needs_go(bootstrap: str, tmp_path: Path, capsys: 
     forgotten = make(bootstrap, [("demand", demand(), 40)])
     alive = make(bootstrap, [("demand", demand(), 0), ended(20)])
     joined = make(bootstrap, [("demand", demand(), 40), ended(40)])
+    made_ahead = make(bootstrap, [])
     foreign = f"jan-{uuid.uuid4().hex[:8]}"
     admin = long_ended.admin()
     admin.create_topics([NewTopic(f"{foreign}.tasks", 1, 1)])[f"{foreign}.tasks"].result(20)
@@ -76,6 +77,7 @@ def test_only_runs_that_nobody_needs_go(bootstrap: str, tmp_path: Path, capsys: 
             forgotten.run: ("orphaned", True),
             alive.run: ("live", False),
             joined.run: ("live", False),
+            made_ahead.run: ("empty", False),
             foreign: ("foreign", False),
         }
         found = say(bootstrap)
