@@ -49,6 +49,8 @@ Headers = Iterable[tuple[str, bytes | None]]
 _PREFIX = struct.Struct(">bI")
 FRAME_BYTES = _PREFIX.size
 """Bytes before the Avro body of a value: zero, then the schema's id."""
+_OWN_IDS = 0x40000000
+"""Ids that no registry assigned begin here."""
 _BYTE_ORDERS = {"int32": "<i4", "float32": "<f4", "uint8": "u1"}
 
 
@@ -78,7 +80,7 @@ def fingerprint_of(schema: dict[str, Any]) -> str:
 
 
 def _id(schema: dict[str, Any]) -> int:
-    return 0x40000000 | int.from_bytes(hashlib.sha256(_canonical(schema).encode()).digest()[:4], "big") >> 2
+    return _OWN_IDS | int.from_bytes(hashlib.sha256(_canonical(schema).encode()).digest()[:4], "big") >> 2
 
 
 @cache
@@ -227,9 +229,12 @@ def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bo
 
 
 def reads_alone(value: bytes, headers: Headers) -> bool:
-    """Whether a value that ``decode`` could read with its headers means the same without them."""
-    known = _known()
-    entry = known.by_id.get(_PREFIX.unpack_from(value)[1])
+    """Whether a value that ``decode`` could read with its headers means the same without them, in any later process.
+
+    One with a registry's id does not: the run may be resumed without that registry.
+    """
+    known, number = _known(), _PREFIX.unpack_from(value)[1]
+    entry = known.by_id.get(number) if number >= _OWN_IDS else None
     return entry is not None and known.by_fingerprint.get(_named(headers), entry) is entry
 
 

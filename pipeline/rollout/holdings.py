@@ -99,9 +99,12 @@ class Holdings:
         self._say(self._incarnation, self._capacity, next_sequence, inbox, versions)
 
     def bid_farewell(self, *, next_sequence: int, inbox: int) -> None:
-        """Give up every lease at once: as of an incarnation that takes nothing, so that no one waits for silence."""
+        """Give up every lease at once: as of an incarnation that takes nothing, so that no one waits for silence.
+
+        It is the very next one: a successor on a machine whose clock is behind must still be newer.
+        """
         self._held.clear()
-        self._say(max(self._incarnation + 1, int(self._now() * 1000)), 0, next_sequence, inbox, {})
+        self._say(self._incarnation + 1, 0, next_sequence, inbox, {})
 
     def _say(self, incarnation: int, capacity: int, next_sequence: int, inbox: int, versions: dict[int, int]) -> None:
         self._send(

@@ -197,3 +197,17 @@ def test_a_value_reads_alone_when_its_id_says_what_its_header_says() -> None:
     foreign = b"\0\0\0\0\x07" + value[5:]  # an id that some registry assigned
     assert decode(foreign, headers) is not None
     assert not codec.reads_alone(foreign, headers)
+
+
+def test_a_value_with_a_registrys_id_does_not_read_alone_even_when_the_id_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = copy.copy(codec._known())
+    known.by_id, known.by_fingerprint = dict(known.by_id), dict(known.by_fingerprint)
+    monkeypatch.setattr(codec, "_known", lambda: known)
+    record = partial(sequence(3))
+    value, headers = encode(record), headers_of(record, "r", "0")
+    codec.add_writer_schema(packaged_schema("Partial"), 77)
+    stamped = b"\0\0\0\0\x4d" + value[5:]
+    assert decode(stamped) is not None
+    assert not codec.reads_alone(stamped, headers), "a process without the registry could not read it from its state"
