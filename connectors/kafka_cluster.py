@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._note = self.folder / "cluster.json"
+        self._id = self.folder / "cluster.id"
 
     # what it is
 
@@ -147,10 +148,19 @@ class Cluster:
             for state in running:
                 self._pid_file(state.number).unlink(missing_ok=True)
         if delete:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._forget()
         return [state.number for state in running]
 
     # pieces
+
+    def _forget(self) -> None:
+        """Remove what belongs to a cluster; the folder goes with it unless it holds something else."""
+        for folder in (self.secrets, *self.folder.glob("node-[0-9]*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        for file in (self._note, self._id, self.folder / "lock"):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -225,9 +235,8 @@ class Cluster:
         heap: str,
         test: bool,
     ) -> None:
-        cluster = self.folder / "cluster.id"
-        if not cluster.exists():
-            cluster.write_text(new_cluster_id(), "ascii")
+        if not self._id.exists():
+            self._id.write_text(new_cluster_id(), "ascii")
         for number in numbers:
             place = self._node_folder(number)
             place.mkdir(exist_ok=True)
@@ -237,7 +246,7 @@ class Cluster:
             settings.write_text(text, "utf-8")
             if not (place / "formatted").exists():
                 shutil.rmtree(place / "data", ignore_errors=True)  # what a kill in the middle of formatting left
-                format_node(java, libs, settings, cluster.read_text("ascii"), salted_users(users))
+                format_node(java, libs, settings, self._id.read_text("ascii"), salted_users(users))
                 (place / "formatted").touch()
         for number in numbers:
             place = self._node_folder(number)

@@ -74,7 +74,8 @@ def down(
         print_json({"ended": ended, "deleted": delete})
         return
     said = f"ended node {', '.join(map(str, ended))}" if ended else "nothing ran"
-    sys.stdout.write(f"{said}{f'; {cluster.folder} is gone' if delete else ''}\n")
+    gone = f"; data and logins in {cluster.folder} are gone" if delete else ""
+    sys.stdout.write(f"{said}{gone}\n")
 
 
 @app.command()

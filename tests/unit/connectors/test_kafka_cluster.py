@@ -83,6 +83,13 @@ def test_only_what_does_not_run_is_started_and_formatted_once(tmp_path: Path, fa
     assert not cluster.folder.exists()
 
 
+def test_what_is_not_the_clusters_is_never_deleted_with_it(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "node-1").mkdir()
+    Cluster(tmp_path).down(delete=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def _three_ports() -> int:
     return next(p for p in iter(free_port, 0) if all(_free(p + n) for n in range(3)))
 
