@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from headrace.connectors.stores.store import ObjectStore
+from headrace.connectors.stores.store import NoSuchKey, ObjectStore
 from headrace.schemas.errors import HeadraceError
 
 __all__ = (
@@ -111,7 +111,7 @@ def _table_in(folder: Path) -> CheckpointTable | BrokenCheckpoint:
 def in_store(store: ObjectStore, prefix: str) -> Iterator[tuple[str, CheckpointTable | BrokenCheckpoint]]:
     """The checkpoints below a prefix, by name: the prefix of each, and its table or what is wrong with it.
 
-    Raises the store's errors.
+    One that is deleted meanwhile is not among them. Raises the store's errors.
     """
     for info in store.list(f"{prefix}/"):
         key, _, name = info.key.rpartition("/")
@@ -121,6 +121,8 @@ def in_store(store: ObjectStore, prefix: str) -> Iterator[tuple[str, CheckpointT
                 yield key, CheckpointTable.parse(store.get(info.key), where)
             except BrokenCheckpoint as error:
                 yield key, error
+            except NoSuchKey:  # pruned, or replaced by a later attempt, since the listing
+                continue
 
 
 def digest_of(blocks: Iterable[bytes]) -> str:

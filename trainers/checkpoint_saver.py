@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headrace.connectors.checkpoints import BrokenCheckpoint, CheckpointFile, CheckpointTable, digest_of
 from headrace.connectors.lifetime import StopSignal
-from headrace.schemas.errors import HeadraceError
+from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.trainers.backends.backend import Backend, Snapshots
 from headrace.trainers.checkpoint import Checkpoint, Delivery, Place, Positions, Save
 from headrace.trainers.checkpoint_folder import blocks_of
@@ -118,9 +118,20 @@ class Checkpoints:
         return True
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Collective: put the backend's state back. Raises ConfigurationError when it is another model's."""
+        """Collective: put the backend's state back. Raises ConfigurationError when it is another model's, and
+        BrokenCheckpoint when it was replaced or deleted meanwhile: a new start finds what is there then.
+        """
         folder = patiently(lambda: self._place.fetch(checkpoint), self._stop)
-        self._backend.load(folder)
+        try:
+            self._backend.load(folder)
+        except (OSError, ConfigurationError) as error:
+            # A predecessor that does not know yet that it is fenced may still write or prune.
+            if checkpoint in patiently(self._place.listed, self._stop)[0]:
+                raise
+            raise BrokenCheckpoint(
+                f"{checkpoint.where} was replaced or deleted by another trainer of this policy while it was loaded; "
+                f"start again ({error})"
+            ) from error
         self._ranks.barrier()
         self._place.release(folder)
         self.durable = checkpoint.point.batch
@@ -254,7 +265,8 @@ class Checkpoints:
         if not failed:
             self.durable = max(self.durable, under.point.batch)
             self._gap = self._again_at = 0
-            self._figures |= {"checkpoint/copy_seconds": under.held, "checkpoint/seconds": under.seconds()}
+            if self._ranks.leads:  # another rank may have delivered and failed after that
+                self._figures |= {"checkpoint/copy_seconds": under.held, "checkpoint/seconds": under.seconds()}
             return
         self._failed += 1
         self._figures["checkpoint/failed"] = float(self._failed)

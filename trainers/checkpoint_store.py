@@ -19,7 +19,7 @@ from headrace.connectors.checkpoints import (
     digest_of,
     in_store,
 )
-from headrace.connectors.stores.store import NoSuchKey, ObjectStore
+from headrace.connectors.stores.store import NoSuchKey, ObjectStore, StoreUnavailable
 from headrace.trainers.checkpoint import Checkpoint, Delivery, Save
 from headrace.trainers.checkpoint_folder import blocks_of, parse_delivery, tidy_away
 
@@ -65,9 +65,13 @@ class StorePlace:
             for name in delivery.files:
                 for number, part in enumerate(blocks_of(room / name, PART_BYTES)):
                     self._store.put(_part_key(self._key(save), name, number), part)
-        finally:
+            self._store.put(f"{self._key(save)}/delivery-{rank:05d}.json", json.dumps(asdict(delivery)).encode())
+        except StoreUnavailable:
+            raise  # the same call is made again when the store is back: the files have to be there
+        except BaseException:
             tidy_away(room)
-        self._store.put(f"{self._key(save)}/delivery-{rank:05d}.json", json.dumps(asdict(delivery)).encode())
+            raise
+        tidy_away(room)
 
     def delivered(self, save: Save) -> dict[int, Delivery]:
         """See ``Place``."""

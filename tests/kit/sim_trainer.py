@@ -21,6 +21,7 @@ from sim_cluster import SimConnection
 from sim_threads import sim_threading
 from sim_time import Killed, SimProcess, SimStop, SimTime, SimWatchdog
 
+from headrace.connectors.checkpoints import BrokenCheckpoint
 from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.image import load_image
 from headrace.schemas.config import RunConfig
@@ -196,7 +197,7 @@ class RealTrainer:
             return
         refused = rewind is not None and isinstance(error, ConfigurationError)
         # A fenced predecessor may still replace or prune the checkpoint that is being loaded: a restart finds the next.
-        if not refused and not isinstance(error, Killed | Stopped | Superseded | FileNotFoundError):
+        if not refused and not isinstance(error, Killed | Stopped | Superseded | BrokenCheckpoint):
             self.world.violation(f"died: trainer of {self.name}: {type(error).__name__}: {error}")
         done = any(r.lineage > lineage for r in self.records(Rollback)) or isinstance(error, ConfigurationError)
         again = rewind if not done else None

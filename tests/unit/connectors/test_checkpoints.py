@@ -1,6 +1,6 @@
 """Tables of checkpoints: every byte counts, and what is no checkpoint is said to be none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from headrace.connectors.checkpoints import (
     in_store,
 )
 from headrace.connectors.stores.local import LocalStore
+from headrace.connectors.stores.store import ObjectInfo
 
 TABLE_OF_TEN = CheckpointTable(
     lineage=0, batch=10, version=11, manifests=5, lanes={0: 40, 1: 2}, written_ms=1,
@@ -100,3 +101,21 @@ def test_a_store_is_read_as_a_folder_is(tmp_path: Path) -> None:
     (where, found), (_, broken) = in_store(store, prefix)
     assert (where, found) == (f"{prefix}/0000-000000010/aa", TABLE_OF_TEN)
     assert isinstance(broken, BrokenCheckpoint) and "0000-000000020" in str(broken)
+
+
+class Pruned(LocalStore):
+    """A store in which another process deletes what it has just listed."""
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``."""
+        for info in list(super().list(prefix, start_after)):
+            if "0000-000000010" in info.key:
+                self.delete(info.key)
+            yield info
+
+
+def test_what_goes_after_the_listing_is_not_among_them(tmp_path: Path) -> None:
+    store, prefix = Pruned(tmp_path), checkpoint_prefix("run", "main")
+    for name in ("0000-000000010/aa", "0000-000000020/bb"):
+        store.put(f"{prefix}/{name}/{TABLE}", TABLE_OF_TEN.to_bytes())
+    assert [where for where, _ in in_store(store, prefix)] == [f"{prefix}/0000-000000020/bb"]

@@ -1,18 +1,24 @@
 """Saves beside training: what fails is said and tried again, what hangs delays nobody, what is stopped never counts."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from thread_ranks import on_ranks
 
+from headrace.connectors.checkpoints import BrokenCheckpoint, CheckpointTable
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.stores.local import LocalStore
+from headrace.connectors.stores.store import StoreUnavailable
+from headrace.schemas.errors import ConfigurationError
 from headrace.trainers.checkpoint import Delivery, Positions, Save
 from headrace.trainers.checkpoint_folder import FolderPlace
 from headrace.trainers.checkpoint_saver import Checkpoints
+from headrace.trainers.checkpoint_store import StorePlace
 from headrace.trainers.lanes import Stopped
 from headrace.trainers.lineage import Point
 from headrace.trainers.ranks import Ranks
@@ -260,3 +266,82 @@ def test_going_back_deletes_what_is_beyond(tmp_path: Path) -> None:
         mine.save(point(batch), POSITIONS)
     mine.forget_after(20)
     assert batches(tmp_path) == [10, 20]
+
+
+class LateFailure(FolderPlace):
+    """A place in which rank 1's call fails after it has delivered, once rank 0 has made the checkpoint."""
+
+    done = threading.Event()
+
+    def commit(self, save: Save, table: CheckpointTable) -> None:
+        """See ``Place``."""
+        super().commit(save, table)
+        self.done.set()
+
+    def deliver(self, save: Save, rank: int, delivery: Delivery) -> None:
+        """See ``Place``."""
+        if not self.done.is_set():
+            super().deliver(save, rank, delivery)
+        if rank == 1:
+            assert self.done.wait(30)
+            raise OSError(5, "Input/output error")
+
+
+def test_a_rank_that_fails_after_it_has_delivered_has_delivered(tmp_path: Path) -> None:
+    place = LateFailure(tmp_path)
+
+    def one(ranks: Ranks) -> tuple[int, bool]:
+        mine = Checkpoints(place, State(Disk(), ranks.rank), ranks, StopSignal(), keep=2)  # type: ignore[arg-type]
+        mine.save(point(10), POSITIONS)
+        mine.close(30)  # whoever asks first, the thread has ended
+        mine.settle()
+        return mine.durable, "checkpoint/seconds" in mine.figures()
+
+    assert on_ranks(2, one) == [(10, True), (10, False)]
+    assert batches(tmp_path) == [10]
+
+
+class Away(LocalStore):
+    """A store that fails at the first put of every key."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def put(self, key: str, data: bytes | bytearray | memoryview, *, create_only: bool = False) -> None:
+        """See ``ObjectStore``."""
+        if key not in self.asked:
+            self.asked.add(key)
+            raise StoreUnavailable("the store is away")
+        super().put(key, data, create_only=create_only)
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state, scratch = State(Disk()), tmp_path / "scratch"
+    place = StorePlace(Away(tmp_path / "store"), "checkpoints/run/main", scratch)
+    mine = Checkpoints(place, state, Ranks(), StopSignal(), keep=2, beside=False)  # type: ignore[arg-type]
+    state.value = 7
+    mine.save(point(10), POSITIONS)
+    assert mine.durable == 10 and "waiting for the object store" in capfd.readouterr().err
+    state.value = 0
+    mine.load(mine.listed()[0])
+    assert state.value == 7
+    assert not list(scratch.glob(".*.part"))
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), ConfigurationError("it is not there")])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_checkpoint_that_goes_while_it_is_loaded_is_no_mistake_of_the_configuration(
+    tmp_path: Path, gone: bool, error: Exception
+) -> None:
+    class Loads(State):
+        def load(self, folder: Path) -> None:
+            if gone:
+                shutil.rmtree(folder)
+            raise error
+
+    mine = open_at(tmp_path, Loads(Disk()), beside=False)
+    mine.save(point(10), POSITIONS)
+    with pytest.raises(BrokenCheckpoint if gone else type(error), match="start again" if gone else "(?i)no") as raised:
+        mine.load(mine.listed()[0])
+    assert isinstance(raised.value, ConfigurationError) == (not gone and isinstance(error, ConfigurationError))
