@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.connectors.cluster_runs import has_record_since
 from headrace.connectors.kafka import Connection
 from headrace.connectors.model_folder import tokenizer_digest
 from headrace.pipeline.launch.folder import RunFolder
@@ -195,9 +196,16 @@ def create_topics(
     """Create the run's topics and write its RunManifest, unless it is there.
 
     Topics without a manifest are taken: an administrator has made them ahead, or a launcher died in between. Raises
-    ConfigurationError when a run of this id exists on the cluster and is not to be resumed.
+    ConfigurationError when a run of this id exists on the cluster and is not to be resumed, or when one was there whose
+    deletion did not end.
     """
-    found = _manifest_of(connection) if "run" in connection.list_run_topics() else None
+    existing = connection.list_run_topics()
+    found = _manifest_of(connection) if "run" in existing else None
+    if existing and found is None and has_record_since(connection, existing, 0):
+        raise ConfigurationError(
+            f"topics of run {config.run.id} at {connection.bootstrap} hold records, but the run has no manifest: its "
+            f"deletion did not end. End it: headrace topics delete --run {config.run.id}, or choose another run.id"
+        )
     if found is not None and not resume:
         raise ConfigurationError(
             f"run {config.run.id} exists on the cluster at {connection.bootstrap}: go on with it by --resume, choose "

@@ -57,10 +57,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with broker_of(place) as address:
         connection = Connection.of(config.kafka, "read", address)
         connection.ensure_topics({"run": 1, "prompts": 1})  # by an administrator, ahead: they are taken
+        _refuses_what_a_deletion_left(config, address)
         create_topics(config, connection, resume=False)
         _refuses_to_create_the_run_twice(config, connection)
         _write(connection)
     return place.path
+
+
+def _refuses_what_a_deletion_left(config: RunConfig, address: str) -> None:
+    left = Connection.of(config.kafka, "half-gone", address)
+    left.ensure_topics({"steps": 1})
+    producer = left.producer("test")
+    left.produce(producer, "steps", b"of the run before", partition=0)
+    assert producer.flush(30) == 0
+    other = config.model_copy(update={"run": config.run.model_copy(update={"id": "half-gone"})})
+    for resume in (False, True):
+        with pytest.raises(ConfigurationError, match="headrace topics delete --run half-gone"):
+            create_topics(other, left, resume=resume)
+    assert list(left.list_run_topics()) == ["steps"]
 
 
 def _refuses_to_create_the_run_twice(config: RunConfig, connection: Connection) -> None:
@@ -78,8 +92,9 @@ def _write(connection: Connection) -> None:
     producer = connection.producer("test")
 
     def put(topic: str, record: Record, partition: int = 0) -> None:
+        key = b"1" if topic == "manifests" else b"5"
         connection.produce(
-            producer, topic, encode(record), partition=partition, key=b"5", headers=headers_of(record, "read", "0")
+            producer, topic, encode(record), partition=partition, key=key, headers=headers_of(record, "read", "0")
         )
         producer.flush(20)
 
