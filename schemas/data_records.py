@@ -303,6 +303,8 @@ class Step:
 class Rollback:
     """A new lineage starts from a checkpoint; from here on resume takes the newest checkpoint of it, else this base.
 
+    ``discard`` is what the Resumed that follows has to say, whichever process comes to write it.
+
     Example: Rollback(policy=0, lineage=1, base_lineage=0, base_batch=40, base_version=40)
     """
 
@@ -311,6 +313,7 @@ class Rollback:
     base_lineage: int
     base_batch: int
     base_version: int
+    discard: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

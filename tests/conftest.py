@@ -189,7 +189,7 @@ def _examples() -> dict[str, records.Record]:
             finished_ms=99,
             metrics={"reward/mean": 0.5},
         ),
-        records.Rollback(policy=0, lineage=1, base_lineage=0, base_batch=40, base_version=40),
+        records.Rollback(policy=0, lineage=1, base_lineage=0, base_batch=40, base_version=40, discard=True),
         records.Resumed(policy=0, lineage=1, batch=40, version=58),
         records.Head(
             policy=0,

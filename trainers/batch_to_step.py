@@ -113,6 +113,7 @@ class Trainer:
         self._batch = 0
         self._version = 0
         self._base: Point | None = None
+        self._discard = False
         self._pruned_at = -1
         self._told: dict[int, int] = {}
         self._beside = ThreadPoolExecutor(1, "publish") if self._trainer.publish_ahead else None
@@ -202,12 +203,15 @@ class Trainer:
                 base_lineage=base.lineage,
                 base_batch=base.batch,
                 base_version=base.version,
+                discard=self._rewind_to.discard,
             )
             log.commit([record], self._start_lanes())
             self._say(f"rolled back to batch {base.batch} (version {base.version}) as lineage {record.lineage}")
             seen = log.seen()
         start = self._whole_one(kept, lambda: decide(seen, head, list(kept)).start)
         plan = decide(seen, head, list(kept))
+        # Of the record, not of this process: it may be the one after the process that was asked to go back.
+        self._discard = seen.rollback.discard if seen.rollback else False
         if head is not None and not plan.stopped and plan.publish is None:
             self._lineage = plan.lineage
             late = [self._record(plan.announce, head.batch, head.version)] if plan.announce else []
@@ -377,8 +381,9 @@ class Trainer:
     def _record(self, kind: Announcement, batch: int, version: int) -> Record:
         """A Step without figures, or a Resumed."""
         if kind == "Resumed":
-            discard = self._rewind.discard if self._rewind else False
-            return Resumed(policy=self._policy, lineage=self._lineage, batch=batch, version=version, discard=discard)
+            return Resumed(
+                policy=self._policy, lineage=self._lineage, batch=batch, version=version, discard=self._discard
+            )
         return Step(
             policy=self._policy,
             batch=batch,
