@@ -68,15 +68,23 @@ def _work(given: argparse.Namespace, stop: StopSignal) -> int | None:
 
 def in_rounds(seconds: float, stop: StopSignal, work: Callable[[], object]) -> None:
     """Work every so many seconds until stopped; what is away or damaged for a time is said and tried again."""
+    troubled = False
     while not stop.is_set():
         try:
             work()
         except StoreUnavailable as error:
+            troubled = True
             _say(f"waiting for the object store: {error}")
         except BrokerUnreachable as error:
+            troubled = True
             _say(f"waiting for the brokers, nothing is deleted: {error}")
         except DeltaError as error:
+            troubled = True
             _say(f"this round was given up: {error}")
+        else:
+            if troubled:  # the last words of a part are taken for what it waits for
+                _say("going on")
+            troubled = False
         stop.wait(seconds)
 
 

@@ -21,6 +21,8 @@ from headrace.schemas.errors import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_SUPER
 __all__ = ("PartFailed", "PartMisconfigured", "Supervisor")
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
+_OPTIONAL = "upkeep"
+"""The role without which a run goes on."""
 _LOG_LINES, _LOG_BYTES = 15, 40_000
 _REASONS = ("configuration error: ", "superseded: ")
 """How a process says what a restart does not cure (``lifetime.exit_with``)."""
@@ -171,6 +173,8 @@ class Supervisor:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code in (EXIT_CONFIGURATION, EXIT_SUPERSEDED):
             child.finished = True
+            if child.part.role == _OPTIONAL:
+                return self._without(child, how)
             error = PartMisconfigured if code == EXIT_CONFIGURATION else PartFailed
             raise error(f"{name} {how}, and starting it again would not help.\n{self._last_lines(child)}")
         return self._died(child, how)
@@ -184,6 +188,8 @@ class Supervisor:
         count = len(child.deaths)
         if count > self._max_restarts:
             child.finished = True
+            if child.part.role == _OPTIONAL:
+                return self._without(child, how)
             raise PartFailed(
                 f"{name} {how}: {count} deaths in {self._window:g} s (run.max_restarts is {self._max_restarts}).\n"
                 f"{self._last_lines(child)}"
@@ -194,6 +200,10 @@ class Supervisor:
         lines = self._said(child).split("\n") if how.startswith("ended with") else []
         last = next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
         return f"{name} {how}{last}; starting it again in {pause:g} s ({count} of {self._max_restarts})"
+
+    def _without(self, child: _Child, how: str) -> str:
+        """What looks after the store is no reason to end a run."""
+        return f"{child.part.name} {how} and is not started again; the run goes on.\n{self._last_lines(child)}"
 
     def _said(self, child: _Child) -> str:
         """The end of what a part printed since it was started last."""

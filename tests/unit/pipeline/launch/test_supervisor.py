@@ -75,6 +75,14 @@ def test_after_too_many_deaths_it_gives_up_with_the_end_of_the_log(supervisor: S
         until(lambda: False, supervisor)
 
 
+@pytest.mark.parametrize(("code", "told"), [(78, "exit code 78"), (1, "exit code 1")])
+def test_a_run_goes_on_without_what_looks_after_its_store(supervisor: Supervisor, code: int, told: str) -> None:
+    supervisor.start(part(f"print('no right to delete', flush=True); raise SystemExit({code})", "prune", "upkeep"))
+    messages = until(lambda: not supervisor.running(), supervisor)
+    assert f"{told} and is not started again; the run goes on" in messages[-1]
+    assert "no right to delete" in messages[-1]
+
+
 def test_a_death_is_told_with_the_last_thing_that_was_said(supervisor: Supervisor) -> None:
     supervisor.start(part("print('the store is away'); print(); raise SystemExit(1)"))
     messages = until(lambda: supervisor.troubled(), supervisor)
