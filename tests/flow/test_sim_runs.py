@@ -17,7 +17,7 @@ from sim_plans import CLUSTER_FAULTS, cluster_plan, trainer_plan, whole_plan
 from sim_world import ClusterPlan, ClusterWorld
 
 from headrace.schemas.errors import Superseded
-from headrace.schemas.records import Manifest, Step
+from headrace.schemas.records import Manifest, Resumed, Rollback, Step
 from headrace.trainers.batch_to_step import Rewind
 
 LONG = os.environ.get("HEADRACE_SIM_PROFILE") == "long"
@@ -122,3 +122,29 @@ def test_a_trainer_that_stands_still_while_it_starts_gives_way_to_one_that_goes_
         assert world.play().violations() == [], f"frozen at step {step}"
         ends += [type(process.error) for process in trainer.processes]
     assert Superseded in ends
+
+
+def test_who_completes_the_going_back_of_another_discards_as_it_was_asked_to(tmp_path: Path) -> None:
+    """Killed at any call between Rollback and Resumed, its place is taken by one that knows nothing of the request."""
+    completed = 0
+    for step in range(30, 62) if LONG else (40, 48):
+        plan = ClusterPlan(folder=str(tmp_path / str(step)), prompts=6, group_size=1, limit_ms=300_000)
+        plan.policies = [PolicyPlan(batch=1, step_ms=100)]
+        world = ClusterWorld(plan)
+        trainer, begun = world.trainers[0], list[tuple[int, int]]()
+
+        def go_back(trainer: Any = trainer, step: int = step) -> None:
+            trainer.live.kill()
+            trainer.start(Rewind(version=0, discard=True))
+            trainer.live.kill_at = step
+
+        def again(rewind: Rewind | None, trainer: Any = trainer, begun: Any = begun) -> None:
+            begun.append((len(trainer.records(Rollback)), len(trainer.records(Resumed))))
+            trainer.start(rewind)
+
+        trainer._again = again  # type: ignore[method-assign]
+        world.at(3000, go_back)
+        assert world.play().violations() == [], f"killed at step {step}"
+        assert [r.discard for r in trainer.records(Resumed)] == [True], f"killed at step {step}"
+        completed += (1, 0) in begun
+    assert completed > 1
