@@ -148,6 +148,11 @@ class SchemaRegistry:
         """The answer as JSON; ``missing`` is what a 404 about a subject or version means."""
         reasons = []
         for url in (part.strip().rstrip("/") for part in self.config.url.split(",") if part.strip()):
+            if "@" in url:
+                raise RegistryRefused(
+                    "registry.url holds a login, which messages would print: put it into the environment variables "
+                    f"{self.config.username_env} and {self.config.password_env}"
+                )
             if not url.startswith(("http://", "https://")):
                 raise RegistryRefused(f"registry.url {url!r} is no address: it begins with http:// or https://")
             context = self._context(url)

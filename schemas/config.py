@@ -165,7 +165,9 @@ class StoreConfig(Section):
     prune_seconds: float = Field(0.0, ge=0)
     """Seconds between two rounds of a process that deletes versions that nobody needs; 0: no such process."""
     prune_grace_seconds: float = Field(3600.0, ge=0)
-    """Age below which objects of a version, or without one, are never deleted: twice the longest download at least."""
+    """Age below which objects of a version are never deleted: twice the longest download at least. Objects without a
+    version are kept for this long too, and for an hour at least.
+    """
     prune_max_lag: int = Field(512, ge=1)
     """Versions behind the head from which a worker's version is no longer kept for it; it starts from a full then."""
 
@@ -365,6 +367,19 @@ class RunConfig(Section):
                     )
         if not self.policies or not self.streams:
             raise ValueError("a run needs at least one [policies.P] and one [streams.S]")
+        return self
+
+    @model_validator(mode="after")
+    def _without_logins(self) -> "RunConfig":
+        addresses = {
+            "registry.url": (self.registry.url, "the variables that registry.username_env and password_env name"),
+            "store.url": (self.store.url, "the environment or AWS's own files"),
+            "store.endpoint_url": (self.store.endpoint_url, "the environment or AWS's own files"),
+        }
+        for key, (url, instead) in addresses.items():
+            path = "://" not in url and key == "store.url"
+            if not path and any("@" in part.rpartition("://")[2].partition("/")[0] for part in url.split(",")):
+                raise ValueError(f"{key} holds a login, which would be written into the run folder; use {instead}")
         return self
 
     def trainer_of(self, policy: str) -> TrainerConfig:

@@ -160,6 +160,10 @@ def test_the_wrong_path_and_the_wrong_scheme_say_what_is_wanted(server: Scripted
         registry(f"{server.url}/apis").probe()
     with pytest.raises(RegistryRefused, match="begins with http:// or https://"):
         registry("127.0.0.1:8081").probe()
+    for url in ("https://me:hidden@127.0.0.1:8081", "me:hidden@127.0.0.1:8081"):
+        with pytest.raises(RegistryRefused, match="holds a login") as refused:
+            registry(url).probe()
+        assert "hidden" not in str(refused.value)
 
 
 def test_the_login_comes_from_the_environment_and_is_in_no_message(

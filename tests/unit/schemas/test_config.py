@@ -47,11 +47,19 @@ def test_later_files_and_overrides_win(base, tmp_path):
         ("policies.main.max_staleness=0", "needs at least 1"),
         ("trainer.ranks=3", "run.lanes is 8, which the 3 ranks of policy main cannot share"),
         ("streams.main.policies=['x']", "names 'x'"),
+        ("registry.url=http://a:1,https://me:hidden@b:2/x", "registry.url holds a login"),
+        ("store.endpoint_url=https://me:hidden@b:2", "store.endpoint_url holds a login"),
     ],
 )
 def test_refusals_say_what_and_what_to_do(base, override, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=message) as refused:
         config.load_config([base], [override])
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_folder_with_an_at_sign_is_no_login(base):
+    for url in ("us@home/store", "file:///data/us@home", "s3://bucket/us@home"):
+        assert config.load_config([base], [f"store.url={url}"]).store.url == url
 
 
 def test_missing_and_broken_files_are_named(tmp_path):
