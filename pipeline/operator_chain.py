@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from headrace.connectors import plugins
 from headrace.pipeline.operators.operator import GroupDraft, Operator
+from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
@@ -102,6 +103,8 @@ def _made(entry: OperatorConfig, number: int) -> Operator:
 def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
     try:
         operator.process(draft, context)
+    except StoreFile:  # the disk's fault, not the operator's: the task ends and is restored, no group is lost to it
+        raise
     except Exception as error:  # the seam around operators, which are plug-ins
         context.metrics.count("operator_errors", operator=name, error=type(error).__name__)
         return Dropped(name, f"raised {type(error).__name__}: {error}", broken=True)

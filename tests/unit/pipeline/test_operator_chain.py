@@ -11,6 +11,7 @@ from stage_feed import make_config, make_members
 from headrace.pipeline.operator_chain import Dropped, OperatorChain
 from headrace.pipeline.operators.operator import GroupDraft, OperatorConfiguration, OperatorContext
 from headrace.pipeline.runtime.driver import Counts
+from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.store import MemoryStore, StoreView
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Group, Member
@@ -57,12 +58,17 @@ class Never(Add):
     def process(self, record: GroupDraft, context: OperatorContext) -> None: ...
 
 
+class NoDisk(Add):
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        raise StoreFile("the state file cannot be read")
+
+
 class DropAll(Add):
     def process(self, record: GroupDraft, context: OperatorContext) -> None:
         context.drop("no", "never wanted")
 
 
-CLASSES = {"add": Add, "twice": Twice, "never": Never, "drop_all": DropAll}
+CLASSES = {"add": Add, "twice": Twice, "never": Never, "drop_all": DropAll, "no_disk": NoDisk}
 
 
 class FakeContext:
@@ -118,6 +124,11 @@ def test_an_operator_that_ends_a_group_twice_or_never_is_broken_by_name() -> Non
     assert "neither emitted nor dropped" in never.detail
     assert (twice.operator, twice.broken) == ("twice", True)
     assert "ended one group twice" in twice.detail
+
+
+def test_a_state_file_that_fails_ends_the_task_and_no_group() -> None:
+    with pytest.raises(StoreFile):
+        run({"type": "no_disk"})
 
 
 def test_state_and_timers_are_apart_by_operator_and_come_back() -> None:
