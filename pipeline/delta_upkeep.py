@@ -18,7 +18,7 @@ from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.store import ObjectStore, StoreUnavailable
 from headrace.pipeline.delta_compact import Compactor
-from headrace.pipeline.delta_prune import Pruned, live_versions, prune
+from headrace.pipeline.delta_prune import ORPHAN_SECONDS, Pruned, live_versions, prune
 from headrace.schemas.config import RunConfig, read_config
 from headrace.schemas.delta_layout import DeltaError
 
@@ -112,7 +112,8 @@ def prune_run(
         held=live_versions(connection, config.policy_names().index(policy)),
         checkpoints=checkpoint_versions(config, store, policy),
         grace_seconds=settings.prune_grace_seconds,
-        orphan_seconds=settings.prune_grace_seconds,
+        # Never less: a trainer that waits for the store still commits what it has uploaded half that time ago.
+        orphan_seconds=max(settings.prune_grace_seconds, ORPHAN_SECONDS),
         max_lag=settings.prune_max_lag,
         dry=dry,
     )

@@ -174,6 +174,9 @@ async def _install(calls: _Calls, hand_over: HandOver, weights: Weights, version
             hand_over.lost()
             if last:
                 raise WeightsRefused(f"vLLM did not take version {version}, changed or whole: {error}") from error
+        except BaseException:  # cancelled or interrupted: the workers may have taken a part of it
+            hand_over.lost()
+            raise
     hand_over.installed(weights, version)
     await calls.end(changed=True)
 

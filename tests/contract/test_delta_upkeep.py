@@ -214,3 +214,13 @@ def test_a_kept_checkpoint_holds_its_version_wherever_it_lies(place: Place) -> N
     assert list(checkpoint_versions(stored, place.store, "main")) == []
     place.store.put(f"checkpoints/{place.config.run.id}/main/0000-000000012/checkpoint.json", table)
     assert list(checkpoint_versions(stored, place.store, "main")) == [7]
+
+
+def test_what_is_uploaded_and_waits_for_its_commit_stays_whatever_the_grace(place: Place) -> None:
+    """A trainer that cannot reach the store repeats the commit alone: the objects have to be there."""
+    place.advance(2)
+    key = Chain(place.store, place.config.run.id, "main").keys.shard("delta", 2, "0-waiting", 0)
+    place.store.put(key, b"changes")
+    done = prune_run(place.config, place.store, "main", place.connection)
+    assert done.orphans == 0
+    assert place.store.get(key) == b"changes"

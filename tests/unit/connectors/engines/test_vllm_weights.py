@@ -89,8 +89,9 @@ def test_salts_differ_by_version() -> None:
 class Failing:
     """An engine whose workers fail so many times."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, error: BaseException | None = None) -> None:
         self.left, self.updates, self.resets = times, [], 0
+        self.error = error or RuntimeError("worker died")
 
     def collective_rpc(self, name: str, kwargs: dict[str, Any] | None = None) -> None:
         if name == "update_weights":
@@ -98,7 +99,7 @@ class Failing:
             self.updates.append(Path(kwargs["update_info"]["path"]).stem)
             if self.left:
                 self.left -= 1
-                raise RuntimeError("worker died")
+                raise self.error
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         self.resets += 1
@@ -117,6 +118,18 @@ def test_an_update_that_fails_is_answered_by_a_whole_one(hand_over: HandOver) ->
     assert (hand_over.version, engine.resets) == (-1, 0)
     install(Failing(0), hand_over, first, 2)
     assert hand_over.version == 2
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()], ids=["cancelled", "interrupted"])
+def test_an_update_that_is_broken_off_is_followed_by_a_whole_one(hand_over: HandOver, error: BaseException) -> None:
+    first, second = {"a": np.zeros(5, np.uint16)}, {"a": np.ones(5, np.uint16)}
+    hand_over.installed(first, 0)
+    with pytest.raises(type(error)):
+        install(Failing(1, error), hand_over, second, 1)
+    assert hand_over.version == -1
+    engine = Failing(0)
+    install(engine, hand_over, first, 2)
+    assert engine.updates == ["2-whole"]
 
 
 QUIET = {
