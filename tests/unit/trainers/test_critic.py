@@ -107,14 +107,12 @@ def test_what_has_no_critic_is_named(model: Path, tmp_path: Path) -> None:
         Learner(config, "main", backend, Ranks(0, 2, sharing=2))
 
 
-def test_a_critic_of_deepspeed_learns_as_one_of_plain_torch(model: Path) -> None:
+def test_a_critic_of_deepspeed_learns_as_one_of_plain_torch(model: Path, ranks: Ranks) -> None:
     found = {}
     for backend in ("torch", "deepspeed"):
         config = make_config(model, model.parent, "r", backend=backend, **GAE)
-        ranks = Ranks.from_environment(group=True)
         policy = open_backend(config.trainer_of("main"), str(model), ranks)
         learn = Learner(config, "main", policy, ranks)
         found[backend] = [learn.train(batch(), manifest_of(1, batch()), 0).metrics for _ in range(3)][-1]
-        ranks.close()
     for name in ("critic/loss", "critic/value", "critic/return", "critic/grad_norm"):
         assert found["deepspeed"][name] == pytest.approx(found["torch"][name], rel=2e-2, abs=1e-4), name

@@ -32,13 +32,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "m")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Any:
-    ranks = Ranks.from_environment(group=True)
-    yield ranks
-    ranks.close()
-
-
 def opened(model: Path, ranks: Ranks, kind: tuple[str, int], **more: Any) -> Backend:
     settings = {"precision": "fp32", "lora": LORA, **more}
     config = make_config(model, model.parent, "r", backend=kind[0], zero_stage=kind[1], **settings)

@@ -27,13 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "m")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Any:
-    ranks = Ranks.from_environment(group=True)
-    yield ranks
-    ranks.close()
-
-
 def opened(model: Path, ranks: Ranks, kind: tuple[str, int], **more: Any) -> Backend:
     config = make_config(model, model.parent, "r", backend=kind[0], zero_stage=kind[1], **{"precision": "fp32", **more})
     return open_backend(config.trainer_of("main"), str(model), ranks)

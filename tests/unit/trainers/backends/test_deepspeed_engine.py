@@ -17,13 +17,6 @@ from headrace.trainers.backends.open import open_backend
 from headrace.trainers.ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Any:
-    ranks = Ranks.from_environment(group=True)
-    yield ranks
-    ranks.close()
-
-
 def test_options_are_merged_over_what_the_trainer_needs() -> None:
     options = {"zero_optimization": {"overlap_comm": False}, "bf16": {"immediate_grad_update": True}, "wall_clock": 1}
     settings = engine_settings(TrainerConfig(zero_stage=2, options=options, max_grad_norm=0.5))
