@@ -62,6 +62,8 @@ def test_an_id_and_a_folder_of_ones_own(tmp_path: Path) -> None:
         _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main")
     with pytest.raises(ConfigurationError, match="exists"):
         _new(str(run), ["run.id=sort-1"], "", "main")
+    with pytest.raises(ConfigurationError, match="whose checkpoints must stay"):
+        _new(str(run), ["run.id=sort-1", f"run.folder={tmp_path / 'else where'}"], "", "main")
 
 
 def test_policies_are_those_of_the_run(tmp_path: Path) -> None:
