@@ -142,7 +142,7 @@ def test_who_completes_the_going_back_of_another_discards_as_it_was_asked_to(tmp
             begun.append((len(trainer.records(Rollback)), len(trainer.records(Resumed))))
             trainer.start(rewind)
 
-        trainer._again = again  # type: ignore[method-assign]
+        trainer._again = again
         world.at(3000, go_back)
         assert world.play().violations() == [], f"killed at step {step}"
         assert [r.discard for r in trainer.records(Resumed)] == [True], f"killed at step {step}"

@@ -193,7 +193,7 @@ def test_a_rank_that_cannot_load_the_baseline_at_first_loads_it_with_the_others(
         store = Away(LocalStore(tmp_path))
         head: CommittedVersion | None = None
         for version in range(3):
-            publisher = ShardedPublisher(store, "first", "main", layout, ranks)  # type: ignore[arg-type]
+            publisher = ShardedPublisher(store, "first", "main", layout, ranks)
             store.away = version > 0 and ranks.rank == unlucky
             shards = own_shards(layout, ranks, version)
             call = partial(publisher.publish, shards, version=version, lineage=0, batch=version, parent=head)
@@ -209,7 +209,7 @@ def test_a_rank_that_cannot_load_the_baseline_at_first_loads_it_with_the_others(
 def test_weights_that_take_the_place_of_failed_ones_are_those_that_are_published(tmp_path: Path) -> None:
     layout, ranks = the_layout(), Ranks()
     publisher = ShardedPublisher(LocalStore(tmp_path), "first", "main", layout, ranks)
-    commit, publisher.commits.commit = publisher.commits.commit, unavailable  # type: ignore[method-assign]
+    commit, publisher.commits.commit = publisher.commits.commit, unavailable  # type: ignore[method-assign, assignment]
     with pytest.raises(StoreUnavailable):
         publisher.publish(own_shards(layout, ranks, 5), version=0, lineage=0, batch=0, parent=None)
     publisher.commits.commit = commit  # type: ignore[method-assign]
