@@ -93,7 +93,7 @@ def _new(recorded: str, overrides: list[str], span: str, policy: str) -> "tuple[
     if folder.config.exists():
         raise ConfigurationError(f"{folder.path} exists: choose another run.id, or go on with it by --resume")
     if config.run.id == base.run.id:  # in an object store, checkpoints lie under the id
-        raise ConfigurationError(f"run.id={base.run.id} is recorded, whose checkpoints must stay: take another")
+        raise ConfigurationError(f"run.id={base.run.id} is the recorded run's: its checkpoints must stay, take another")
     training = Training(recorded=str(source.path.absolute()), policy=policy or names[0], first=first, last=last)
     for name in ("logs", "checkpoints", "model"):
         (folder.path / name).mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def test_an_id_and_a_folder_of_ones_own(tmp_path: Path) -> None:
         _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main")
     with pytest.raises(ConfigurationError, match="exists"):
         _new(str(run), ["run.id=sort-1"], "", "main")
-    with pytest.raises(ConfigurationError, match="whose checkpoints must stay"):
+    with pytest.raises(ConfigurationError, match="its checkpoints must stay"):
         _new(str(run), ["run.id=sort-1", f"run.folder={tmp_path / 'else where'}"], "", "main")
 
 
