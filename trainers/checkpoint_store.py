@@ -61,17 +61,18 @@ class StorePlace:
     def deliver(self, save: Save, rank: int, delivery: Delivery) -> None:
         """See ``Place``."""
         room = self._scratch / f".{save.name}.{save.attempt}.{rank:05d}.part"
+        again = False
         try:
             for name in delivery.files:
                 for number, part in enumerate(blocks_of(room / name, PART_BYTES)):
                     self._store.put(_part_key(self._key(save), name, number), part)
             self._store.put(f"{self._key(save)}/delivery-{rank:05d}.json", json.dumps(asdict(delivery)).encode())
         except StoreUnavailable:
-            raise  # the same call is made again when the store is back: the files have to be there
-        except BaseException:
-            tidy_away(room)
+            again = True  # the same call is made when the store is back: the files have to be there
             raise
-        tidy_away(room)
+        finally:
+            if not again:
+                tidy_away(room)
 
     def delivered(self, save: Save) -> dict[int, Delivery]:
         """See ``Place``."""

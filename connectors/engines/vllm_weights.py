@@ -167,16 +167,17 @@ async def _install(calls: _Calls, hand_over: HandOver, weights: Weights, version
             if not last:  # nothing was sent: the version before is whole
                 await calls.end(changed=False)
             raise
+        taken = False
         try:
             await calls.update(info, version)
+            taken = True
             break
         except Exception as error:  # a worker's errors come in whatever form vLLM gives them
-            hand_over.lost()
             if last:
                 raise WeightsRefused(f"vLLM did not take version {version}, changed or whole: {error}") from error
-        except BaseException:  # cancelled or interrupted: the workers may have taken a part of it
-            hand_over.lost()
-            raise
+        finally:
+            if not taken:  # also when it was cancelled: the workers may have taken a part of it
+                hand_over.lost()
     hand_over.installed(weights, version)
     await calls.end(changed=True)
 
