@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def bootstrap(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the broker under test, shared by the session."""
-    data = tmp_path_factory.mktemp(kind)
+@contextmanager
+def started(kind: str, data: Path) -> Iterator[str]:
+    """The address of a broker of this kind, which is ended afterwards."""
     if kind == "kafka":
         if os.environ.get(CLUSTER):
             yield os.environ[CLUSTER]
@@ -48,6 +49,19 @@ def bootstrap(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     finally:
         process.terminate()
         assert process.wait(10) == 0
+
+
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Starts each kind of broker once, when it is first asked for, whatever order the tests come in."""
+    with ExitStack() as stack:
+        yield cache(lambda kind: stack.enter_context(started(kind, tmp_path_factory.mktemp(kind))))
+
+
+@pytest.fixture(scope="session")
+def bootstrap(kind: str, brokers: Callable[[str], str]) -> str:
+    """Address of the broker under test, shared by the session."""
+    return brokers(kind)
 
 
 @pytest.fixture
