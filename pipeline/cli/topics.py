@@ -17,6 +17,7 @@ from headrace.pipeline.cli.arguments import (
 )
 from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, record_lines
 from headrace.pipeline.cli.topic_stream import as_object, coming_records, kept_records
+from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka import RawRecord
@@ -157,13 +158,22 @@ def create(
 def delete(
     run: Annotated[str, typer.Option("--run", help="Id of the run whose topics and groups are deleted.")],
     bootstrap: Annotated[str, typer.Option("--bootstrap", help="HOST:PORT of its Kafka.")],
+    force: Annotated[bool, typer.Option("--force", help="Also while parts of the run are at work.")] = False,
 ) -> None:
-    """Delete every topic and consumer group of a run on a cluster. There is no way back."""
+    """Delete every topic and consumer group of a run on a cluster. There is no way back.
+
+    Refused while a consumer group of the run has members.
+    """
+    from headrace.connectors.cluster_runs import busy_groups
     from headrace.connectors.kafka import Connection
     from headrace.schemas.access import LAUNCHER
     from headrace.schemas.config import default_kafka
 
-    gone = Connection.of(default_kafka(), run, bootstrap, role=LAUNCHER).delete_run_topics()
+    connection = Connection.of(default_kafka(), run, bootstrap, role=LAUNCHER)
+    busy = [] if force else busy_groups(connection)
+    if busy:
+        raise ConfigurationError(f"run {run} is at work ({', '.join(busy)}): stop it first, or give --force")
+    gone = connection.delete_run_topics()
     sys.stdout.write(f"deleted {len(gone)} topics of {run}\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
@@ -418,3 +419,25 @@ def test_a_dead_letter_goes_back_once_with_its_own_bytes_key_and_headers(
     *_, last = connection.read_topic("prompts", {0: offset})
     assert last.value == b"whole"
     assert "does not exist" in headrace("dead-letters", "requeue", "999", status=78)
+
+
+def test_delete_spares_a_run_at_work(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = f"busy-{os.getpid()}"
+    made = Connection.of(KafkaConfig(), run, bootstrap)
+    made.ensure_topics({"prompts": 1})
+    consumer = made.consumer("member", f"{run}.schedule")
+    consumer.subscribe([made.topic("prompts")])
+    words = ["topics", "delete", "--run", run, "--bootstrap", bootstrap]
+    try:
+        end = time.monotonic() + 60
+        while not consumer.assignment() and time.monotonic() < end:
+            consumer.poll(0.2)
+        with pytest.raises(SystemExit) as refused:
+            main(words)
+        assert refused.value.code == 78 and f"{run}.schedule" in capsys.readouterr().err
+        assert made.list_run_topics() == {"prompts": 1}
+    finally:
+        consumer.close()
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert not stopped.value.code and made.list_run_topics() == {}

@@ -104,15 +104,21 @@ def leave_group(call: Call) -> Body:
 
 
 def list_groups(call: Call) -> Body:
-    """Versions 0 to 2: groups with members, or with offsets only."""
+    """Versions 0 to 4: groups with members, or with offsets only; version 4 tells and selects by their states."""
+    wanted = call.reader.array(call.reader.string) if call.version >= 4 else []
     out = call.throttled_writer(1)
     out.int16(Code.NONE)
-    types = dict.fromkeys(call.broker.offsets.groups(), "")
-    types |= {group.name: group.protocol_type for group in call.broker.groups.all()}
-    out.length(len(types))
-    for name, protocol_type in types.items():
+    found = dict.fromkeys(call.broker.offsets.groups(), ("", Phase.EMPTY))
+    found |= {group.name: (group.protocol_type, group.phase) for group in call.broker.groups.all()}
+    listed = {name: about for name, about in found.items() if not wanted or about[1] in wanted}
+    out.length(len(listed))
+    for name, (protocol_type, phase) in listed.items():
         out.string(name)
         out.string(protocol_type)
+        if call.version >= 4:
+            out.string(phase)
+        out.tags()
+    out.tags()
     return out.body()
 
 

@@ -64,7 +64,7 @@ TABLE: dict[int, Served] = {
     Api.LEAVE_GROUP: Served(group_requests.leave_group, 0, 3),
     Api.SYNC_GROUP: Served(group_requests.sync_group, 0, 3),
     Api.DESCRIBE_GROUPS: Served(group_requests.describe_groups, 0, 4),
-    Api.LIST_GROUPS: Served(group_requests.list_groups, 0, 2),
+    Api.LIST_GROUPS: Served(group_requests.list_groups, 0, 4, flexible=3),
     Api.API_VERSIONS: Served(api_versions, 0, 3, flexible=3),
     Api.CREATE_TOPICS: Served(admin.create_topics, 0, 4),
     Api.DELETE_TOPICS: Served(admin.delete_topics, 0, 3),

@@ -165,13 +165,28 @@ def described(client: WireClient, version: int, names: Sequence[str]) -> dict[st
     return found
 
 
-def listed(client: WireClient, version: int) -> dict[str, str]:
-    """{group: type}."""
-    with client.asked(Api.LIST_GROUPS, version) as answer:
+def listed(client: WireClient, version: int, states: Sequence[str] = ()) -> dict[str, str]:
+    """{group: type}; of version 4 {group: type, state}."""
+
+    def group() -> tuple[str, str]:
+        name, about = answer.string(), answer.string()
+        if version >= 4:
+            about += f", {answer.string()}"
+        answer.tags()
+        return name, about
+
+    def write(out: Writer) -> None:
+        if version >= 4:
+            out.array(states, out.string)
+        out.tags()
+
+    with client.asked(Api.LIST_GROUPS, version, write) as answer:
         if version >= 1:
             assert answer.int32() == 0
         assert answer.int16() == Code.NONE
-        return dict(answer.array(lambda: (answer.string(), answer.string())))
+        found = dict(answer.array(group))
+        answer.tags()
+        return found
 
 
 def deleted(client: WireClient, version: int, names: Sequence[str]) -> dict[str, Code]:
@@ -270,8 +285,14 @@ def test_groups_are_described_in_every_state(client: WireClient, version: int) -
 def test_groups_with_members_or_offsets_are_listed(client: WireClient, version: int) -> None:
     assert listed(client, version) == {}
     client.broker.offsets.commit("only-offsets", {("t", 0): Committed(5, -1, "")})
-    joined(client, 3)
-    assert listed(client, version) == {"only-offsets": "", "g": "consumer"}
+    member = joined(client, 3)
+    if version < 4:
+        assert listed(client, version) == {"only-offsets": "", "g": "consumer"}
+        return
+    assert listed(client, version) == {"only-offsets": ", Empty", "g": "consumer, CompletingRebalance"}
+    assert listed(client, version, ["Empty", "Dead"]) == {"only-offsets": ", Empty"}
+    leave(client, 0, [(member.member_id, None)])
+    assert listed(client, version)["g"].endswith(", Empty")
 
 
 @pytest.mark.parametrize("version", versions_of(Api.DELETE_GROUPS))
