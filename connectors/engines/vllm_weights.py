@@ -7,9 +7,10 @@ update that fails half-way is answered by a whole one, because vLLM does not rol
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +22,36 @@ from headrace.connectors.checkpoint_file import write_safetensors
 from headrace.connectors.engines.engine import WeightsRefused
 from headrace.schemas.delta_steps import changed_positions
 
-__all__ = ("BACKEND", "WORKER_EXTENSION", "HandOver", "cache_salt", "engine_arguments", "install", "install_async")
+__all__ = (
+    "BACKEND",
+    "WORKER_EXTENSION",
+    "HandOver",
+    "cache_salt",
+    "engine_arguments",
+    "install",
+    "install_async",
+    "starting",
+)
 
 BACKEND = "headrace"
 WORKER_EXTENSION = "headrace.connectors.engines.vllm_worker.WeightWorker"
 _SHARED_MEMORY = Path("/dev/shm")
 
 Weights = Mapping[str, NDArray[Any]]
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around the start of an engine in this process.
+
+    On CPU vLLM looks through every loaded module, and stumbles over llvmlite's (loaded by numba, the extra ``fast``):
+    an object there answers to any attribute. It is hidden meanwhile.
+    """
+    hidden = {name: sys.modules.pop(name) for name in ("llvmlite.binding.ffi",) if name in sys.modules}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 def engine_arguments() -> dict[str, Any]:

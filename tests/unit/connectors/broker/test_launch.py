@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.schemas.errors import EXIT_CONFIGURATION
@@ -111,9 +111,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     for _ in range(100):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
+        if not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
             return
         time.sleep(0.05)
     raise AssertionError(f"process {child} outlived its parent")

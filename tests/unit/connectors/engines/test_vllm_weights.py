@@ -17,6 +17,7 @@ from headrace.connectors.engines.vllm_weights import (
     engine_arguments,
     install,
     install_async,
+    starting,
 )
 
 Weights = dict[str, NDArray[np.uint16]]
@@ -160,9 +161,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
             patch.setenv(name, value)
+        from numba.core import types  # noqa: F401  (what the kernels of deltas load must not be in the way)
         from vllm import LLM
 
-        engine = LLM(model=str(folder), **SMALL, **engine_arguments())
+        with starting():
+            engine = LLM(model=str(folder), **SMALL, **engine_arguments())
         yield engine, folder
         engine.llm_engine.engine_core.shutdown()
 
