@@ -19,7 +19,7 @@ from typing import Any
 from headrace.connectors.kafka_node import format_node, free_port, launch_node, new_cluster_id
 from headrace.connectors.kafka_properties import ADMIN, MECHANISM, Ports, Security, node_properties
 from headrace.connectors.kafka_secrets import ensure_secrets, password_file, salted_users
-from headrace.connectors.processes import command_of, end_processes, holder_of, is_free
+from headrace.connectors.processes import await_command, command_of, end_processes, holder_of, is_free
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 
 __all__ = ("Cluster", "ClusterNotReady", "NodeState", "Plan", "default_folder")
@@ -251,6 +251,7 @@ class Cluster:
         for number in numbers:
             place = self._node_folder(number)
             process = launch_node(java, libs, place / "server.properties", place / "server.out", heap)
+            await_command(process)
             self._pid_file(number).write_text(str(process.pid), "ascii")
 
     def _wait_ready(self, plan: Plan) -> None:

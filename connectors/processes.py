@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ("command_of", "end_processes", "holder_of", "is_free")
+__all__ = ("await_command", "command_of", "end_processes", "holder_of", "is_free")
 
 _LISTEN = "0A"
 
@@ -29,6 +29,15 @@ def command_of(pid: int) -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def await_command(process: subprocess.Popen[bytes]) -> None:
+    """Return once a process just started shows its command line or has ended.
+
+    For a moment after its exec it shows none, and ``command_of`` would take it for dead.
+    """
+    while process.poll() is None and not command_of(process.pid):
+        time.sleep(0.001)
 
 
 def is_free(port: int) -> bool:

@@ -65,7 +65,9 @@ class _Known:
         fingerprint = fingerprint_of(schema)
         packaged = _packaged(schema["name"]) if schema["name"] in RECORD_TYPES else None
         same = packaged is not None and packaged[2] == fingerprint  # then nothing has to be resolved at every record
-        entry = (schema["name"], packaged[0] if packaged is not None and same else fastavro.parse_schema(schema))
+        parsed = packaged[0] if packaged is not None and same else fastavro.parse_schema(schema)
+        # one entry for one schema: ``reads_alone`` asks whether two names mean the same
+        entry = self.by_fingerprint.get(fingerprint) or (schema["name"], parsed)
         self.by_fingerprint[fingerprint] = entry
         self.by_id[_id(schema) if number is None else number] = entry
 

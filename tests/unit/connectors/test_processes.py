@@ -12,7 +12,7 @@ import time
 import pytest
 
 from headrace.connectors.kafka_node import free_port
-from headrace.connectors.processes import command_of, end_processes, holder_of, is_free
+from headrace.connectors.processes import await_command, command_of, end_processes, holder_of, is_free
 
 
 def child(code: str) -> subprocess.Popen[str]:
@@ -34,6 +34,16 @@ def test_a_command_line_is_that_of_the_living() -> None:
     assert command_of(process.pid) == "", "a zombie has none"
     process.wait()
     assert command_of(process.pid) == ""
+
+
+def test_a_process_just_started_shows_its_command_or_its_end() -> None:
+    for code in ("import time; time.sleep(60)", "pass"):
+        for _ in range(5):
+            process = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+            await_command(process)
+            assert code in command_of(process.pid) or process.poll() is not None
+            process.kill()
+            process.wait()
 
 
 def test_a_port_is_free_until_somebody_listens_and_the_holder_is_named() -> None:

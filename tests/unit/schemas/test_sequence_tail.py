@@ -211,3 +211,4 @@ def test_a_value_with_a_registrys_id_does_not_read_alone_even_when_the_id_is_kno
     stamped = b"\0\0\0\0\x4d" + value[5:]
     assert decode(stamped) is not None
     assert not codec.reads_alone(stamped, headers), "a process without the registry could not read it from its state"
+    assert codec.reads_alone(value, headers), "what this process writes has an id of its own all the same"
