@@ -2,9 +2,11 @@
 
 Goes in: whole weights of a version on the host; comes out: an engine that serves exactly them, with nothing cached of
 the version before. vLLM's own loader maps names to fused and sliced parameters, so this knows no architecture. An
-update that fails half-way is answered by a whole one, because vLLM does not roll back; nothing imports vLLM here.
+update that fails half-way is answered by a whole one, because vLLM does not roll back. vLLM is imported only
+around its own start.
 """
 
+import importlib
 import os
 import shutil
 import sys
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,18 +43,32 @@ _SHARED_MEMORY = Path("/dev/shm")
 Weights = Mapping[str, NDArray[Any]]
 
 
+class _OwnModules:
+    """``sys`` as vLLM's search for kernels may see it."""
+
+    @property
+    def modules(self) -> dict[str, ModuleType]:
+        return {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "vllm"}
+
+
 @contextmanager
 def starting() -> Iterator[None]:
     """Around the start of an engine in this process.
 
-    On CPU vLLM looks through every loaded module, and stumbles over llvmlite's (loaded by numba, the extra ``fast``):
-    an object there answers to any attribute. It is hidden meanwhile.
+    On CPU vLLM looks for holders of its kernels in every loaded module, and stumbles over objects that answer to any
+    attribute (llvmlite's) or to none before their time (werkzeug's proxies). Only vLLM's modules hold such kernels, so
+    meanwhile the search sees no others.
     """
-    hidden = {name: sys.modules.pop(name) for name in ("llvmlite.binding.ffi",) if name in sys.modules}
+    try:
+        dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
+    except ImportError:
+        yield
+        return
+    dispatcher.sys = _OwnModules()
     try:
         yield
     finally:
-        sys.modules.update(hidden)
+        dispatcher.sys = sys
 
 
 def engine_arguments() -> dict[str, Any]:

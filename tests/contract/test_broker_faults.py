@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,22 +143,25 @@ def _survive_full_disk(server: Server, disk: Path) -> None:
     numbers = range(400)
     stop = StopSignal()
     try:
-        with running(Worker(connection, config, "assemble", "a", Chain, stop=stop), stop) as errors:
-            feeder = threading.Thread(target=feed, args=(connection, range(200)))
-            feeder.start()
+        with (
+            running(Worker(connection, config, "assemble", "a", Chain, stop=stop), stop) as errors,
+            ThreadPoolExecutor(2) as feeders,
+        ):
+            feeder = feeders.submit(feed, connection, range(200))
             wait_for_chain(connection, 20)
             filler = fill(disk)
-            more = threading.Thread(target=feed, args=(connection, range(200, 400), 0.002))
-            more.start()
+            more = feeders.submit(feed, connection, range(200, 400), 0.002)
             time.sleep(2.0)
             server.kill()
             server.try_start(2.0)
             filler.unlink()
             server.kill()
             server.start()
-            feeder.join()
-            more.join()
-            check_chain(wait_for_chain(connection, len(numbers), 120), numbers)
+            feeder.result()
+            more.result()
+            out = wait_for_chain(connection, len(numbers), 120)
+            assert not errors
+            check_chain(out, numbers)
         assert not errors
     finally:
         server.kill()

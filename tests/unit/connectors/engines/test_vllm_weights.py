@@ -161,7 +161,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
             patch.setenv(name, value)
-        from numba.core import types  # noqa: F401  (what the kernels of deltas load must not be in the way)
+        # what the kernels of deltas and a local object store load must not be in the way of vLLM's start
+        from flask import session  # noqa: F401
+        from numba.core import types  # noqa: F401
         from vllm import LLM
 
         with starting():
