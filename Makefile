@@ -22,7 +22,7 @@ demo: setup  ## watch a small model learn to sort digits; the last line names th
 	@$(BIN)/headrace run @ recipes/sort_digits/run.toml $(SET)
 
 test: setup lint types imports  ## set-up, checks and every test
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
 
 lint: setup  ## ruff
 	@$(PHASE) lint $(BIN)/ruff check .
