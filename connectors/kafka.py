@@ -390,12 +390,14 @@ class Connection:
         start: Mapping[int, int] | None = None,
         *,
         until: Mapping[int, int] | None = None,
+        wanted: Callable[[Message], bool] | None = None,
         timeout: float = 30.0,
     ) -> Iterator[RawRecord]:
         """The committed records of a topic of the run, from ``start`` (default: the first kept) to the end seen now.
 
         ``start`` maps partitions to offsets; partitions left out are not read. ``until`` ends partitions before its
-        offsets. Order holds within a partition.
+        offsets, ``wanted`` passes over messages of the client, which is far cheaper than looking at records. Order
+        holds within a partition.
         Raises MissingTopic, or BrokerUnreachable when nothing comes for ``timeout`` seconds.
         """
         ends = self.end_offsets(topic)
@@ -433,7 +435,7 @@ class Connection:
                     continue
                 if offset + 1 >= ends[partition]:
                     left.discard(partition)
-                if offset < ends[partition]:
+                if offset < ends[partition] and (wanted is None or wanted(message)):
                     yield RawRecord.of(message, self.run)
         finally:
             consumer.close()
