@@ -139,7 +139,7 @@ def test_a_full_disk_stops_the_run_until_there_is_room(kind: str, tmp_path: Path
 
 def _survive_full_disk(server: Server, disk: Path) -> None:
     server.start()
-    config, connection = make_run(server.bootstrap, SCALED)
+    config, connection = make_run(server.bootstrap, {})
     numbers = range(400)
     stop = StopSignal()
     try:
@@ -159,7 +159,7 @@ def _survive_full_disk(server: Server, disk: Path) -> None:
             server.start()
             feeder.result()
             more.result()
-            out = wait_for_chain(connection, len(numbers), 120)
+            out = wait_for_chain(connection, len(numbers), 300)
             assert not errors
             check_chain(out, numbers)
         assert not errors
