@@ -5,14 +5,19 @@ Manifest and Batched; Closed for what ends untrained; End when nothing can follo
 never older than A versions at the start of its batch, and under ``wait`` nothing but surplus is lost to it.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
 
 from headrace.pipeline.credits import fresh_groups
 from headrace.pipeline.kept_groups import KeptGroups
 from headrace.pipeline.lanes import BatchGroup, lay_out
+from headrace.pipeline.operators.serving import Candidate, Moment
 from headrace.pipeline.runtime.stage import Context, Received
-from headrace.pipeline.staleness import candidates, fits, stale
+from headrace.pipeline.serving import Serving
+from headrace.pipeline.staleness import chosen, fits, stale
 from headrace.pipeline.state import key_of, numbers_of, read_json, scan_json, write_json
 from headrace.schemas.config import RunConfig
 from headrace.schemas.records import (
@@ -64,6 +69,11 @@ class Batch:
         self.size = trainer.batch_groups
         self.drop_last = trainer.last_batch == "drop"
         self.fresh = fresh_groups(self.size, self.settings.replay)
+        share = Fraction(repr(self.settings.replay))
+        self.replayed_a_batch = self.fresh * share / (1 - share)
+        """Replayed groups that a batch is due on average; exact."""
+        self.serving = Serving(config, partition)
+        self.seed = config.run.seed
         self.lanes = config.run.lanes
         self.bound = self.settings.staleness_bound()
         self.ahead = self.settings.batches_ahead()
@@ -71,6 +81,8 @@ class Batch:
         self.held = KeptGroups()
         self.untrained: dict[int, list[int]] = {}
         """Fresh groups of composed batches without a Step."""
+        self._judged: tuple[tuple[int, int], set[int]] = ((0, 0), set())
+        """Batch and start version that kept groups were last judged for, and those that may be served then."""
         self._changed = True
 
     # ------------------------------------------------------------------------------------------------ the contract
@@ -136,6 +148,7 @@ class Batch:
             context.emit("manifests", end, partition=self.policy)
         context.metrics.gauge("batch_open", len(self.held.open), policy=self.name)
         context.metrics.gauge("batch_kept", len(self.held.kept), policy=self.name)
+        context.metrics.gauge("batch_pool", len(self.held.pool), policy=self.name)
 
     def finished(self) -> bool:
         """True once the policy has stopped and its ledger has ended."""
@@ -179,43 +192,76 @@ class Batch:
         if batch > at.trained + 1 + self.ahead:
             return False
         start = batch - 1 + at.shift
-        self._close(stale(held.kept, start, self.bound), "stale", context)
+        moment = Moment(seed=self.seed, policy=self.name, batch=batch, start_version=start, bound=self.bound)
+        self._refuse(moment, context)
         flush = at.data_ended and not held.open and not held.early
-        take = candidates(held.kept, self.fresh)
-        if not take or (len(take) < self.fresh and not flush):
-            return False
-        if self.settings.mode == "wait" and not fits(
-            take, held.kept, held.open.values(), self.fresh, start, self.bound
-        ):
+        take = self._fresh(moment, flush=flush)
+        if not take:
             return False
         if len(take) < self.fresh and self.drop_last:
             self._close(take, "end", context)
             return True
-        again = self._replayable(batch, start)
+        again = self._replayed(moment)
         store = context.store()
         groups = held.take(take, store, pooled=self.settings.replay > 0)
         groups += held.replay(again, store)
-        held.trim_pool(4 * self.size, store)
+        held.trim_pool(self.serving.capacity(self.size), start - self.bound, store)
         at.composed, at.replayed = batch, at.replayed + len(again)
         self.untrained[batch] = take
         write_json(store, key_of("batch", batch), take)
         self._save(context)
-        self._emit(batch, start, groups, len(take), context)
+        self._emit(moment, groups, len(take), context)
         last_chance = sorted(g for g, version in held.open.items() if version <= start - self.bound)
-        self._close(last_chance, "stale", context)
+        unfinished = f"unfinished: its last chance was batch {batch}"
+        self._close(last_chance, "stale", context, dict.fromkeys(last_chance, unfinished))
         return True
 
-    def _replayable(self, batch: int, start: int) -> list[int]:
-        """Groups of the pool for a batch: as many as the replay share still owes, none beyond the bound."""
-        share = self.settings.replay
-        if not share:
-            return []
-        pool = [g for g in self.held.pool if self.held.oldest_of(g) >= start - self.bound]
-        owed = int(batch * self.fresh * share / (1 - share)) - self.at.replayed
-        return pool[: max(0, min(owed, self.size - self.fresh + 1))]
+    def _refuse(self, moment: Moment, context: Context) -> None:
+        """Close what is beyond the bound or refused by the rule in force."""
+        beyond = set(stale(self.held.kept, moment.start_version, self.bound))
+        told: dict[int, str] = {}
+        if self._judged[0] != (moment.batch, moment.start_version):
+            self._judged = ((moment.batch, moment.start_version), set())
+        passed = self._judged[1]
+        for number in sorted(self.held.kept.keys() - passed):
+            refusal = self.serving.refusal(self.held.candidate(number), moment)
+            if refusal or number in beyond:
+                told[number] = refusal or f"too_old: beyond the bound of {self.bound} at {moment.start_version}"
+        passed |= self.held.kept.keys() - told.keys()
+        self._close(list(told), "stale", context, told)
 
-    def _emit(self, batch: int, start: int, groups: list[BatchGroup], fresh: int, context: Context) -> None:
-        laid = lay_out(self.policy, batch, groups, self.lanes)
+    def _fresh(self, moment: Moment, *, flush: bool) -> list[int]:
+        """Fresh groups for a batch; none when it has to wait. ``flush``: fewer may do, since no more will come."""
+        held = self.held
+        if not held.kept or (len(held.kept) < self.fresh and not flush):
+            return []
+        ranked = self.serving.ranked(held.candidates(), moment)
+        if self.settings.mode == "drop":
+            return ranked[: self.fresh]
+        open_bounds, start = list(held.open.values()), moment.start_version
+        take = chosen(ranked, held.kept, open_bounds, self.fresh, start, self.bound)
+        return take if fits(take, held.kept, open_bounds, self.fresh, start, self.bound) else []
+
+    def _replayed(self, moment: Moment) -> list[int]:
+        """Groups of the pool for a batch: as many as the replay share owes, none beyond the bound or refused.
+
+        What the pool lacked before is made up by one group a batch.
+        """
+        owed = math.floor(moment.batch * self.replayed_a_batch) - self.at.replayed
+        count = min(owed, math.ceil(self.replayed_a_batch) + 1)
+        if count <= 0:
+            return []
+        oldest = moment.start_version - self.bound
+        pool = [
+            x for x in self.held.pooled()
+            if x.group.oldest_version >= oldest and not self.serving.refusal(x, moment)
+        ]  # fmt: skip
+        return self.serving.replayed(pool, count, moment)
+
+    def _emit(self, moment: Moment, groups: list[BatchGroup], fresh: int, context: Context) -> None:
+        batch, start = moment.batch, moment.start_version
+        lanes = self.serving.lanes([Candidate(group=g.group, uses=g.use) for g in groups], self.lanes, moment)
+        laid = lay_out(self.policy, batch, groups, lanes, self.lanes)
         for encoded in laid.items:
             context.emit(
                 f"batches.{self.name}", encoded.item, partition=encoded.item.lane, value=encoded.value,
@@ -234,22 +280,37 @@ class Batch:
 
     # ------------------------------------------------------------------------------------------------ small things
 
-    def _close(self, groups: Iterable[int], reason: str, context: Context) -> None:
+    def _close(
+        self, groups: Iterable[int], reason: str, context: Context, details: Mapping[int, str] | None = None
+    ) -> None:
         for number in groups:
             group = self.held.discard(number, context.store())
+            state = "kept" if group is not None else "open"
             if group is not None and reason == "stale":
                 context.metrics.count("stale_tokens", group.tokens, policy=self.name)
                 context.metrics.count("stale_reward", group.raw_mean, policy=self.name)
-            context.metrics.count(
-                "groups_ended", policy=self.name, reason=reason, state="kept" if group is not None else "open"
-            )
-            closed = Closed(policy=self.policy, group=number, reason=reason, by="batch")
+            context.metrics.count("groups_ended", policy=self.name, reason=reason, state=state)
+            closed = self._closed(number, group, reason, (details or {}).get(number, ""))
             context.emit("ledger", closed, partition=self.policy)
+
+    def _closed(self, number: int, group: Group | None, reason: str, detail: str) -> Closed:
+        """The end of a credit; of a group that had closed with what it had earned, so that the bias can be told."""
+        operator = self.serving.name("staleness") if reason == "stale" else ""
+        known: dict[str, Any] = {}
+        if group is not None:
+            known = {
+                "prompt_id": group.prompt_id, "raw_mean": group.raw_mean, "raw_std": group.raw_std,
+                "tokens": group.tokens, "complete": not group.short,
+            }  # fmt: skip
+        return Closed(
+            policy=self.policy, group=number, reason=reason, by="batch", operator=operator, detail=detail, **known
+        )  # fmt: skip
 
     def _measure(self, start: int, tokens: int, groups: list[BatchGroup], context: Context) -> None:
         """Figures of a batch; with the ``stale_*`` counters they show the bias of dropping (protocol 4)."""
         metrics = context.metrics
         metrics.count("trained_groups", len(groups), policy=self.name)
+        metrics.count("replayed_groups", sum(g.use > 0 for g in groups), policy=self.name)
         metrics.count("trained_tokens", tokens, policy=self.name)
         metrics.count("trained_reward", sum(g.group.raw_mean for g in groups), policy=self.name)
         metrics.gauge("staleness_max", max(start - g.group.oldest_version for g in groups), policy=self.name)

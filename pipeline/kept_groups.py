@@ -5,14 +5,25 @@ has ended here before.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from headrace.pipeline.lanes import BatchGroup
+from headrace.pipeline.operators.serving import Candidate
 from headrace.pipeline.runtime.stage import Store
 from headrace.pipeline.state import key_of, numbers_of, read_json, scan_json, write_json
 from headrace.schemas import codec
 from headrace.schemas.records import Group, Member
 
 __all__ = ("KeptGroups",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
+    """Uses of a pooled group so far, and the numbers that its first and newest use had."""
+
+    uses: int
+    entered: int
+    last_used: int
 
 
 class KeptGroups:
@@ -25,11 +36,11 @@ class KeptGroups:
         """Oldest trained version of groups that may be batched."""
         self.early: dict[int, int] = {}
         """Like ``kept``, of groups whose Opened has not been read."""
-        self.pool: dict[int, int] = {}
-        """Uses so far of batched groups that may be replayed, oldest first."""
+        self.pool: dict[int, _Pooled] = {}
+        """Batched groups that may be replayed, the longest unused first."""
         self.highest = -1
         """The highest group id whose Opened has been read."""
-        self._pooled = 0
+        self._used = 0
         self._groups: dict[int, Group] = {}
         self._members: dict[int, dict[int, Member]] = {}
 
@@ -47,9 +58,9 @@ class KeptGroups:
             group = codec.decode(value)
             assert isinstance(group, Group)
             self._groups[number] = group
-        used = [(order, numbers_of(key)[0], use) for key, (order, use) in scan_json(store, "pool")]
-        self.pool = {group: use for _, group, use in sorted(used)}
-        self._pooled = max((order for order, _, _ in used), default=0)
+        pooled = [(_Pooled(*saved), numbers_of(key)[0]) for key, saved in scan_json(store, "pool")]
+        self.pool = {group: x for x, group in sorted(pooled, key=lambda p: p[0].last_used)}
+        self._used = read_json(store, b"used") or 0
         for number, group in self._groups.items():
             if number not in self.pool:
                 (self.kept if number <= self.highest else self.early)[number] = group.oldest_version
@@ -87,6 +98,21 @@ class KeptGroups:
         else:
             self.early[number] = group.oldest_version
 
+    def candidates(self) -> list[Candidate]:
+        """The groups that may be batched, as serving operators see them."""
+        return [self.candidate(number) for number in self.kept]
+
+    def pooled(self) -> list[Candidate]:
+        """The groups of the pool, the longest unused first."""
+        return [
+            Candidate(group=self._groups[g], uses=x.uses, entered=x.entered, last_used=x.last_used)
+            for g, x in self.pool.items()
+        ]
+
+    def candidate(self, number: int) -> Candidate:
+        """One held group."""
+        return Candidate(group=self._groups[number])
+
     def take(self, numbers: Iterable[int], store: Store, *, pooled: bool) -> list[BatchGroup]:
         """Remove kept groups for a batch; ``pooled`` ones stay in the pool, used once."""
         taken = []
@@ -103,23 +129,22 @@ class KeptGroups:
         """Groups of the pool with their uses so far; counts one use more."""
         taken = []
         for number in numbers:
-            use = self.pool.pop(number)
-            taken.append(self._batch_group(number, use))
-            self._pool(number, use + 1, store)
+            uses = self.pool[number].uses
+            taken.append(self._batch_group(number, uses))
+            self._pool(number, uses + 1, store)
         return taken
 
-    def oldest_of(self, number: int) -> int:
-        """The oldest trained version of a held group."""
-        return self._groups[number].oldest_version
-
-    def trim_pool(self, size: int, store: Store) -> None:
-        """Forget the oldest of the pool above ``size`` groups."""
-        while len(self.pool) > size:
-            self._unpool(next(iter(self.pool)), store)
+    def trim_pool(self, size: int, oldest_version: int, store: Store) -> None:
+        """Forget groups of the pool older than a version, and the first to enter above ``size`` groups."""
+        for number in [g for g in self.pool if self._groups[g].oldest_version < oldest_version]:
+            self._unpool(number, store)
+        surplus = sorted(self.pool, key=lambda g: self.pool[g].entered)[: max(0, len(self.pool) - size)]
+        for number in surplus:
+            self._unpool(number, store)
 
     def clear_pool(self, store: Store) -> None:
         """Forget the whole pool."""
-        self.trim_pool(0, store)
+        self.trim_pool(0, -1, store)
 
     def discard(self, number: int, store: Store) -> Group | None:
         """Forget a group that ends untrained; gives its Group record when it was complete."""
@@ -135,10 +160,13 @@ class KeptGroups:
         members = self._members.get(number, {})
         return BatchGroup(group=self._groups[number], members=tuple(members[r] for r in sorted(members)), use=use)
 
-    def _pool(self, number: int, use: int, store: Store) -> None:
-        self.pool[number] = use
-        self._pooled += 1
-        write_json(store, key_of("pool", number), (self._pooled, use))
+    def _pool(self, number: int, uses: int, store: Store) -> None:
+        before = self.pool.pop(number, None)
+        self._used += 1
+        x = _Pooled(uses, before.entered if before else self._used, self._used)
+        self.pool[number] = x
+        write_json(store, key_of("pool", number), (x.uses, x.entered, x.last_used))
+        write_json(store, b"used", self._used)
 
     def _unpool(self, number: int, store: Store) -> None:
         del self.pool[number]

@@ -1,7 +1,7 @@
 """From the groups of a batch to the items of its lanes (protocol 2, 8).
 
-Whole groups share a lane, so that a rank sees all members of a group; lanes are balanced by trained tokens. The same
-groups always give the same lanes, items and digests.
+Whole groups share a lane, so that a rank sees all members of a group; which one, the operator ``batch`` says. The same
+groups always give the same items and digests.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,12 @@ class LaidOut:
     sequences: int
 
 
-def lay_out(policy: int, batch: int, groups: Sequence[BatchGroup], lanes: int) -> LaidOut:
-    """Spread groups over ``lanes``: most tokens first, each to the lane with the fewest tokens.
+def lay_out(policy: int, batch: int, groups: Sequence[BatchGroup], lane_of: Sequence[int], lanes: int) -> LaidOut:
+    """Lay groups out in ``lanes``, each in the one that ``lane_of`` says.
 
     Within a lane groups keep the order of ``groups`` and members that of their replicas. Only members with status
     train become items.
     """
-    lane_of = _balance(groups, lanes)
     items: list[EncodedItem] = []
     summaries: list[Lane] = []
     members: list[ManifestMember] = []
@@ -71,16 +70,6 @@ def lay_out(policy: int, batch: int, groups: Sequence[BatchGroup], lanes: int) -
         tokens=sum(lane.tokens for lane in summaries),
         sequences=sum(max(1, len(e.item.sequences)) for e in items),
     )  # fmt: skip
-
-
-def _balance(groups: Sequence[BatchGroup], lanes: int) -> dict[int, int]:
-    loads = [(0, lane) for lane in range(lanes)]
-    lane_of: dict[int, int] = {}
-    for number in sorted(range(len(groups)), key=lambda n: (-groups[n].group.tokens, n)):
-        tokens, lane = min(loads)
-        lane_of[number] = lane
-        loads[lane] = (tokens + groups[number].group.tokens, lane)
-    return lane_of
 
 
 def _trained(taken: BatchGroup) -> list[Member]:

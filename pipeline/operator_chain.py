@@ -17,7 +17,10 @@ from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("Dropped", "OperatorChain", "operator_class")
+__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "make_operator", "operator_class")
+
+GROUP_KINDS = ("shape", "filter", "downsample")
+"""Kinds of operators that work on closed groups, in ``assemble``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def operator_class(entry: OperatorConfig) -> type[Operator]:
     return found
 
 
-def _made(entry: OperatorConfig, number: int) -> Operator:
+def make_operator(entry: OperatorConfig, number: int) -> Any:
+    """The operator of the ``number``-th entry, of whatever kind. Raises ConfigurationError for settings it refuses."""
     cls = operator_class(entry)
     try:
         configuration = cls.Configuration.model_validate(entry.model_extra or {})
@@ -96,8 +100,7 @@ def _made(entry: OperatorConfig, number: int) -> Operator:
         what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
     made: Any = cls
-    result: Operator = made(configuration)
-    return result
+    return made(configuration)
 
 
 def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
@@ -112,17 +115,19 @@ def _applied(name: str, operator: Operator, draft: GroupDraft, context: _Operato
 
 
 class OperatorChain:
-    """All operators of a run as one task of ``assemble`` holds them."""
+    """The operators of a run that work on closed groups, as one task of ``assemble`` holds them."""
 
     def __init__(self, config: RunConfig) -> None:
         self._policies = config.policy_names()
-        self._entries: Sequence[tuple[OperatorConfig, Operator]] = [
-            (entry, _made(entry, number)) for number, entry in enumerate(config.operators)
+        self._entries: Sequence[tuple[int, OperatorConfig, Operator]] = [
+            (number, entry, make_operator(entry, number))
+            for number, entry in enumerate(config.operators)
+            if operator_class(entry).kind in GROUP_KINDS
         ]
 
     def open(self, context: Context) -> None:
         """Open every operator."""
-        for number, (entry, operator) in enumerate(self._entries):
+        for number, entry, operator in self._entries:
             operator.open(_OperatorContext(entry.type, number, context))
 
     def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
@@ -130,7 +135,7 @@ class OperatorChain:
 
         An operator that raises ends the group as broken, with the error in words; the run goes on.
         """
-        for number, (entry, operator) in enumerate(self._entries):
+        for number, entry, operator in self._entries:
             if entry.stream not in ("", draft.group.stream):
                 continue
             if entry.policy not in ("", self._policies[draft.group.policy]):
@@ -144,5 +149,6 @@ class OperatorChain:
     def on_timer(self, key: str, context: Context) -> None:
         """Hand a timer ``operator/<number>/<key>`` to its operator."""
         _, number, own = key.split("/", 2)
-        entry, operator = self._entries[int(number)]
-        operator.on_timer(own, _OperatorContext(entry.type, int(number), context))
+        found = [(entry, operator) for at, entry, operator in self._entries if at == int(number)]
+        for entry, operator in found:
+            operator.on_timer(own, _OperatorContext(entry.type, int(number), context))

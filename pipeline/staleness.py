@@ -1,12 +1,13 @@
-"""Which groups a batch takes: order, bound, and how many old ones it must take (protocol 4).
+"""Which groups a batch takes: the bound, and how many old ones it must take whatever their order (protocol 4).
 
 Pure functions over versions. ``oldest`` is the oldest version among a kept group's trained tokens, ``bound`` is A.
 Staleness of a group in a batch is the batch's start version less ``oldest``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ("candidates", "fits", "stale")
+__all__ = ("chosen", "fits", "stale")
 
 
 def stale(oldest: Mapping[int, int], start_version: int, bound: int) -> list[int]:
@@ -18,13 +19,30 @@ def stale(oldest: Mapping[int, int], start_version: int, bound: int) -> list[int
     return sorted(g for g, version in oldest.items() if version < start_version - bound)
 
 
-def candidates(oldest: Mapping[int, int], count: int) -> list[int]:
-    """The ``count`` groups with the earliest last chance, ties by admission; at depth 0 that is admission order.
+def chosen(
+    ranked: Sequence[int],
+    kept: Mapping[int, int],
+    open_bounds: Iterable[int],
+    fresh: int,
+    start_version: int,
+    bound: int,
+) -> list[int]:
+    """The groups that a batch takes under ``wait``, in the order of ``ranked``: up to ``fresh`` of the first of them,
+    but as many of the old ones as ``fits`` asks for, wherever these stand.
 
-    >>> candidates({4: 1, 3: 2, 2: 1}, 2)
-    [2, 4]
+    >>> chosen([3, 2, 1], {1: 0, 2: 1, 3: 1}, [], fresh=2, start_version=1, bound=1)
+    [3, 1]
     """
-    return sorted(oldest, key=lambda g: (oldest[g], g))[:count]
+    taken: list[int] = []
+    for last, least in _least(kept.values(), open_bounds, fresh, start_version, bound):
+        missing = least - sum(kept[g] <= last for g in taken)
+        if missing > 0:
+            inside = set(taken)
+            taken += [g for g in ranked if kept[g] <= last and g not in inside][:missing]
+    inside = set(taken)
+    taken += [g for g in ranked if g not in inside][: fresh - len(taken)]
+    inside = set(taken)
+    return [g for g in ranked if g in inside]
 
 
 def fits(
@@ -38,10 +56,17 @@ def fits(
     >>> fits([1, 2], {1: 0, 2: 1, 3: 0}, [], fresh=2, start_version=1, bound=1)
     False
     """
-    waiting = sorted(open_bounds)
-    for later in range(bound + 1):
+    return all(
+        sum(kept[g] <= last for g in take) >= least
+        for last, least in _least(kept.values(), open_bounds, fresh, start_version, bound)
+    )
+
+
+def _least(
+    kept: Iterable[int], open_bounds: Iterable[int], fresh: int, start_version: int, bound: int
+) -> Iterator[tuple[int, int]]:
+    """(version, how many groups at most that old this batch must take), for every later batch that can ask for any."""
+    versions = sorted([*kept, *open_bounds])
+    for later in range(min(bound, len(versions) // fresh) + 1):
         last = start_version - bound + later
-        due = sum(v <= last for v in kept.values()) + sum(v <= last for v in waiting)
-        if sum(kept[g] <= last for g in take) < min(fresh, due - later * fresh):
-            return False
-    return True
+        yield last, min(fresh, bisect_right(versions, last) - later * fresh)

@@ -263,6 +263,7 @@ class Closed:
     """Ledger: a credit ends without training. The first ending record of a credit counts (protocol 3).
 
     ``reason`` is one of CLOSE_REASONS, ``by`` the stage, ``operator`` and ``detail`` say which rule and why in words.
+    ``raw_mean``, ``raw_std`` and ``tokens`` (trained ones) are of a group that had closed, 0 for one that had not.
 
     Example: Closed(policy=0, group=5, reason="filtered", by="assemble", operator="dynamic_sampling",
     detail="zero_variance: all 8 rewards are 1")
@@ -277,6 +278,7 @@ class Closed:
     prompt_id: str = ""
     raw_mean: float = 0.0
     raw_std: float = 0.0
+    tokens: int = 0
     complete: bool = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, cast
@@ -18,7 +19,7 @@ from headrace.pipeline.credits import KEPT, ROLLING, Credits, OpenGroup, PolicyC
 from headrace.pipeline.kept_groups import KeptGroups
 from headrace.pipeline.leases import Leases, Work
 from headrace.pipeline.runtime.store import MemoryStore, StoreView
-from headrace.pipeline.staleness import candidates, fits, stale
+from headrace.pipeline.staleness import chosen, fits, stale
 from headrace.schemas.config import RolloutConfig
 from headrace.schemas.records import Group, Member, Prompt, Task
 
@@ -327,6 +328,11 @@ def test_a_worker_never_gets_more_than_it_can_hold_and_no_work_is_lost_or_double
 # staleness and kept groups
 
 
+def oldest_first(kept: Mapping[int, int]) -> list[int]:
+    """As the order ``edf`` ranks them."""
+    return sorted(kept, key=lambda g: (kept[g], g))
+
+
 def brute_force(kept: dict[int, int], fresh: int, start: int, bound: int, batches: int) -> bool:
     """Whether some choice of batches uses every group before it is too old (the rest may wait)."""
     if any(version < start - bound for version in kept.values()):
@@ -354,7 +360,7 @@ def test_earliest_last_chance_first_holds_whatever_any_other_order_holds(
     for _ in range(batches):
         if stale(rest, at, bound) or len(rest) < fresh:
             break
-        for group in candidates(rest, fresh):
+        for group in chosen(oldest_first(rest), rest, [], fresh, at, bound):
             del rest[group]
         at += 1
     ours = not stale(rest, at, bound)
@@ -413,20 +419,20 @@ def test_kept_groups_are_those_of_their_records_in_any_order(moves: list[tuple[s
                 held.add_group(cast(Group, group_record), store)
                 arrived[number] = number + 1
         elif move == "take" and held.kept:
-            chosen = candidates(held.kept, 2)
-            taken = held.take(chosen, store, pooled=bool(number % 2))
-            assert [t.group.group for t in taken] == chosen and all(t.use == 0 for t in taken)
+            first = oldest_first(held.kept)[:2]
+            taken = held.take(first, store, pooled=bool(number % 2))
+            assert [t.group.group for t in taken] == first and all(t.use == 0 for t in taken)
             assert all([m.replica for m in t.members] == [0, 1] for t in taken)
-            for group in chosen:
+            for group in first:
                 del arrived[group]
                 over.add(group)
                 if number % 2:
                     pool[group] = 1
         elif move == "replay" and pool:
-            chosen = list(held.pool)[:2]
-            taken = held.replay(chosen, store)
-            assert [t.use for t in taken] == [pool[g] for g in chosen]
-            for group in chosen:
+            again = list(held.pool)[:2]
+            taken = held.replay(again, store)
+            assert [t.use for t in taken] == [pool[g] for g in again]
+            for group in again:
                 pool[group] = pool.pop(group) + 1
         elif move == "discard" and number <= highest and number not in over:
             found = held.discard(number, store)
@@ -439,4 +445,5 @@ def test_kept_groups_are_those_of_their_records_in_any_order(moves: list[tuple[s
         assert held.open == {g: v for g, v in opened.items() if g not in arrived and g not in over}
         assert held.kept == {g: v for g, v in arrived.items() if g <= highest}
         assert held.early == {g: v for g, v in arrived.items() if g > highest}
-        assert list(held.pool.items()) == list(pool.items()), "the oldest in the pool comes first"
+        pooled = [(c.group.group, c.uses) for c in held.pooled()]
+        assert pooled == list(pool.items()), "the longest unused in the pool comes first"

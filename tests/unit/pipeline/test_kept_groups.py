@@ -43,14 +43,31 @@ def test_everything_comes_back_from_the_store_and_nothing_stays_of_the_discarded
     first = held.take([0], store, pooled=True)
     again = KeptGroups()
     again.load(store)
-    assert (again.open, again.kept, again.early, again.pool, again.highest) == ({2: 4}, {1: 6}, {9: 7}, {0: 1}, 2)
+    assert (again.open, again.kept, again.early, again.highest) == ({2: 4}, {1: 6}, {9: 7}, 2)
+    assert [(c.group.group, c.uses, c.entered, c.last_used) for c in again.pooled()] == [(0, 1, 1, 1)]
     replayed = again.replay([0], store)
-    assert (first[0].use, replayed[0].use, again.pool) == (0, 1, {0: 2})
+    assert (first[0].use, replayed[0].use) == (0, 1)
+    assert [(c.group.group, c.uses, c.entered, c.last_used) for c in again.pooled()] == [(0, 2, 1, 2)]
     assert [to_plain(m) for m in replayed[0].members] == [to_plain(m) for m in first[0].members]
     again.clear_pool(store)
     for number in (1, 2, 9):
         again.discard(number, store)
-    assert [key for key, _ in store.scan()] == [b"highest"]
+    assert [key for key, _ in store.scan()] == [b"highest", b"used"]
+
+
+def test_the_pool_keeps_the_order_of_first_and_of_newest_use_and_loses_the_old_and_the_first() -> None:
+    store, held = StoreView(MemoryStore(), b"s"), KeptGroups()
+    for number in range(5):
+        held.opened(number, 0, store)
+        arrive(held, store, number, oldest=number)
+    held.take(range(5), store, pooled=True)
+    held.replay([1, 0], store)
+    assert [c.group.group for c in held.pooled()] == [2, 3, 4, 1, 0], "the longest unused first"
+    again = KeptGroups()
+    again.load(store)
+    assert again.pooled() == held.pooled()
+    held.trim_pool(3, 1, store)
+    assert [c.group.group for c in held.pooled()] == [2, 3, 4], "0 is too old, 1 was the first to enter"
 
 
 def test_a_group_discarded_between_its_members_leaves_nothing() -> None:

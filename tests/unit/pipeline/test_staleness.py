@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.staleness import candidates, fits, stale
+from headrace.pipeline.staleness import chosen, fits, stale
 
 
 def test_stale_is_over_the_bound_and_equality_is_kept() -> None:
@@ -13,9 +15,16 @@ def test_stale_is_over_the_bound_and_equality_is_kept() -> None:
     assert stale({1: 3}, start_version=6, bound=3) == []
 
 
-def test_candidates_go_by_last_chance_then_by_admission() -> None:
-    assert candidates({9: 2, 3: 2, 7: 0}, 2) == [7, 3]
-    assert candidates({9: 2}, 5) == [9]
+def by_age(kept: dict[int, int]) -> list[int]:
+    return sorted(kept, key=lambda g: (kept[g], g))
+
+
+def test_the_order_decides_but_for_what_has_its_last_chances() -> None:
+    kept = {9: 2, 3: 2, 7: 0}
+    assert chosen([9, 3, 7], kept, [], fresh=2, start_version=2, bound=3) == [9, 3]
+    assert chosen([9, 3, 7], kept, [], fresh=2, start_version=2, bound=2) == [9, 7], "7 may not wait"
+    assert chosen([9], {9: 2}, [], fresh=5, start_version=2, bound=2) == [9]
+    assert chosen([1, 2, 3], {1: 3, 2: 3, 3: 3}, [2, 2], fresh=2, start_version=3, bound=1) == [1, 2]
 
 
 def test_fits_looks_at_open_groups_too() -> None:
@@ -44,9 +53,38 @@ def test_earliest_last_chance_first_loses_nothing_that_some_order_could_hold(
     for later in range(bound + 1):
         assume(sum(v <= start - bound + later for v in kept.values()) <= (later + 1) * fresh)
     while len(kept) >= fresh:
-        take = candidates(kept, fresh)
+        take = by_age(kept)[:fresh]
+        assert chosen(by_age(kept), kept, [], fresh, start, bound) == take, "the earliest last chance is enough"
         assert fits(take, kept, [], fresh, start, bound)
         for group in take:
             del kept[group]
         start += 1
         assert stale(kept, start, bound) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    fresh=st.integers(1, 4),
+    bound=st.integers(0, 3),
+    versions=st.lists(st.integers(0, 4), max_size=12),
+    opened=st.lists(st.integers(0, 4), max_size=8),
+    order=st.randoms(use_true_random=False),
+)
+def test_whatever_the_order_a_batch_is_made_when_the_oldest_first_would_be_one(
+    fresh: int, bound: int, versions: list[int], opened: list[int], order: Random
+) -> None:
+    start = 4
+    kept = {g: start - bound + min(v, bound) for g, v in enumerate(versions)}
+    ranked = order.sample(list(kept), len(kept))
+    take = chosen(ranked, kept, opened, fresh, start, bound)
+    assert len(take) == min(fresh, len(kept)) and len(set(take)) == len(take)
+    assert take == [g for g in ranked if g in set(take)], "in the order asked for"
+    oldest = by_age(kept)[:fresh]
+    assert fits(take, kept, opened, fresh, start, bound) == fits(oldest, kept, opened, fresh, start, bound)
+    left_out = [g for g in ranked if g not in set(take)]
+    for better in left_out:  # no group left out could take the place of a worse one
+        for worse in (g for g in take if ranked.index(g) > ranked.index(better)):
+            other = [better if g == worse else g for g in take]
+            assert not (
+                fits(other, kept, opened, fresh, start, bound) and fits(take, kept, opened, fresh, start, bound)
+            )
