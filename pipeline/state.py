@@ -13,7 +13,17 @@ from headrace.schemas import codec
 from headrace.schemas.checks import check_record
 from headrace.schemas.records import Record
 
-__all__ = ("key_of", "numbers_of", "pack", "pack_received", "read_json", "scan_json", "unpack", "write_json")
+__all__ = (
+    "key_of",
+    "numbers_of",
+    "pack",
+    "pack_received",
+    "read_json",
+    "scan_json",
+    "unpack",
+    "unpack_received",
+    "write_json",
+)
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -54,12 +64,29 @@ def pack(note: Any, record: Record) -> bytes:
     return codec.encode_after(_encode(note).encode() + b"\n", record)
 
 
-def pack_received(note: Any, received: Received) -> bytes:
-    """Like ``pack`` for a record as it came in: its bytes are kept as they are. Raises InvalidRecord as ``encode``."""
+def pack_received(received: Received) -> bytes:
+    """A record as it came in, behind a line that says when and from where; its bytes are kept as they are.
+
+    Raises InvalidRecord as ``encode`` does.
+    """
+    where = f"{received.topic} {received.partition} {received.offset} {received.timestamp_ms}\n".encode()
     if not received.value:
-        return pack(note, received.record)
+        return codec.encode_after(where, received.record)
     check_record(received.record)
-    return b"\n".join((_encode(note).encode(), received.value))
+    return b"".join((where, received.value))
+
+
+def unpack_received(value: bytes) -> Received:
+    """The inverse of ``pack_received``."""
+    where, _, body = value.partition(b"\n")
+    topic, partition, offset, timestamp = where.decode().split(" ")
+    return Received(
+        topic=topic,
+        partition=int(partition),
+        offset=int(offset),
+        timestamp_ms=int(timestamp),
+        record=codec.decode(body),
+    )
 
 
 def unpack(value: bytes) -> tuple[Any, Record]:

@@ -13,9 +13,19 @@ from headrace.pipeline.members import Reported, draft_of, is_usable
 from headrace.pipeline.operator_chain import Dropped, OperatorChain
 from headrace.pipeline.operators.operator import GroupDraft
 from headrace.pipeline.runtime.stage import Context, Received
-from headrace.pipeline.state import key_of, numbers_of, pack, pack_received, read_json, scan_json, unpack, write_json
+from headrace.pipeline.state import (
+    key_of,
+    numbers_of,
+    pack,
+    pack_received,
+    read_json,
+    scan_json,
+    unpack,
+    unpack_received,
+    write_json,
+)
 from headrace.schemas.config import RunConfig
-from headrace.schemas.parts import Reward, Source
+from headrace.schemas.parts import Reward
 from headrace.schemas.records import (
     Admission,
     Closed,
@@ -83,11 +93,11 @@ class Assemble:
             self.groups[admission.group] = _Open(admission=admission, asked=flags[0], score_failed=flags[1])
         members = []
         for key, value in store.scan(b"member/"):
-            (at, source), record = unpack(value)
-            members.append((at, numbers_of(key), source, record))
-        for _, (group, replica), source, record in sorted(members, key=lambda m: m[0]):
+            members.append((numbers_of(key), unpack_received(value)))
+        for (group, replica), received in sorted(members, key=lambda m: m[1].offset):
+            record = received.record
             if group in self.groups and isinstance(record, Trajectory):
-                self.groups[group].reported[replica] = (record, Source(**source))
+                self.groups[group].reported[replica] = (record, received.source)
             elif group in self.groups and isinstance(record, Failed):
                 self.groups[group].reported[replica] = None
             elif group in self.groups and isinstance(record, Score):
@@ -95,10 +105,9 @@ class Assemble:
         for key, _ in scan_json(store, "closed"):
             self._remember_closed(numbers_of(key)[0])
         for _, value in store.scan(b"parked/"):
-            (source, timestamp), record = unpack(value)
-            assert isinstance(record, Trajectory | Score)
-            received = Received(**source, timestamp_ms=timestamp, record=record)
-            self.parked[received.offset] = (received, record)
+            received = unpack_received(value)
+            assert isinstance(received.record, Trajectory | Score)
+            self.parked[received.offset] = (received, received.record)
         self.chain.open(context)
 
     def process(self, received: Received, context: Context) -> None:
@@ -207,8 +216,7 @@ class Assemble:
     def _park(self, record: Trajectory | Score, received: Received, context: Context) -> None:
         """Keep a result of an unknown group until ``admissions`` has been read to its present end (protocol 6)."""
         self.parked[received.offset] = (received, record)
-        note = (_place(received.source), received.timestamp_ms)
-        context.store().put(key_of("parked", received.offset), pack_received(note, received))
+        context.store().put(key_of("parked", received.offset), pack_received(received))
         context.schedule(f"parked/{received.offset}", context.now())
 
     def _unpark(self, received: Received, context: Context) -> None:
@@ -323,12 +331,7 @@ class Assemble:
         heapq.heappush(self.closed_order, group)
 
     def _save_member(self, x: _Open, slot: int, received: Received, context: Context) -> None:
-        note = (received.offset, _place(received.source))
-        context.store().put(key_of("member", x.admission.group, slot), pack_received(note, received))
+        context.store().put(key_of("member", x.admission.group, slot), pack_received(received))
 
     def _save(self, context: Context) -> None:
         write_json(context.store(), b"run", (self.watermark, self.over))
-
-
-def _place(source: Source) -> dict[str, str | int]:
-    return {"topic": source.topic, "partition": source.partition, "offset": source.offset}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastavro
 import numpy as np
@@ -27,19 +27,19 @@ from headrace.schemas.errors import InvalidRecord, UndecodableRecord
 from headrace.schemas.parts import Sequence
 from headrace.schemas.records import RECORD_TYPES, Record
 from headrace.schemas.released import released_schemas
-from headrace.schemas.sequence_tail import SequenceTail
+from headrace.schemas.sequence_tail import SEQUENCES, SequenceTail
 
 __all__ = (
     "FRAME_BYTES",
     "Headers",
     "add_writer_schema",
     "decode",
+    "decode_received",
     "encode",
     "encode_after",
     "fingerprint",
     "fingerprint_of",
     "headers_of",
-    "reads_alone",
     "schema_id",
     "stamps_of",
     "to_plain",
@@ -66,7 +66,7 @@ class _Known:
         packaged = _packaged(schema["name"]) if schema["name"] in RECORD_TYPES else None
         same = packaged is not None and packaged[2] == fingerprint  # then nothing has to be resolved at every record
         parsed = packaged[0] if packaged is not None and same else fastavro.parse_schema(schema)
-        # one entry for one schema: ``reads_alone`` asks whether two names mean the same
+        # one entry for one schema: ``decode_received`` asks whether two names mean the same
         entry = self.by_fingerprint.get(fingerprint) or (schema["name"], parsed)
         self.by_fingerprint[fingerprint] = entry
         self.by_id[_id(schema) if number is None else number] = entry
@@ -95,6 +95,24 @@ def _packaged(name: str) -> tuple[Any, int, str]:
 def _tail(name: str) -> SequenceTail | None:
     schema = packaged_schema(name)
     return SequenceTail(schema) if SequenceTail.ends(schema) else None
+
+
+class _Reading(NamedTuple):
+    """What it takes to read a record of one name."""
+
+    schema: Any
+    make: Callable[[dict[str, Any]], Any]
+    tail: SequenceTail | None
+    make_with_tail: Callable[[dict[str, Any]], Any]
+    """For data whose sequences were read already."""
+
+
+@cache
+def _reading(name: str) -> _Reading | None:
+    cls: Any = RECORD_TYPES.get(name)
+    if cls is None:
+        return None
+    return _Reading(_packaged(name)[0], _from_avro(cls), _tail(name), _from_avro(cls, ready=(SEQUENCES,)))
 
 
 @cache
@@ -169,7 +187,7 @@ def encode_after(before: bytes, record: Record) -> bytes:
         if tail is None or ending is None:
             fastavro.schemaless_writer(out, parsed, _to_avro(cls)(record))
             return out.getvalue()
-        fastavro.schemaless_writer(out, tail.head, _to_avro(cls, without="sequences")(record))
+        fastavro.schemaless_writer(out, tail.head, _to_avro(cls, without=SEQUENCES)(record))
         return b"".join((out.getvalue(), *ending))
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.start + 1]
@@ -186,34 +204,52 @@ def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bo
     With ``keep_wire`` its sequences remember their bytes, for who will write them on: ``encode`` is then a copy, at the
     price of the value's memory for as long as the sequences live.
     """
-    if value is None or len(value) < _PREFIX.size:
+    checked, (name, writer), _ = _written(value, headers)
+    return _read(checked, name, writer, keep_wire=keep_wire)
+
+
+def decode_received(value: bytes | None, headers: Headers) -> tuple[Record, bool]:
+    """The record in a value as a stage receives it, its sequences with their bytes; whether the value reads alone.
+
+    A value reads alone when it means the same without its headers, in any later process. One with a registry's id does
+    not: the run may be resumed without that registry. Raises UndecodableRecord.
+    """
+    checked, (name, writer), alone = _written(value, headers)
+    return _read(checked, name, writer, keep_wire=True), alone
+
+
+def _written(value: bytes | None, headers: Headers | None) -> tuple[bytes, tuple[str, Any], bool]:
+    """A value that may be one of ours, its record's name and writer schema, and whether its id alone says so."""
+    if value is None or len(value) < FRAME_BYTES:
         raise UndecodableRecord(f"{'null value' if value is None else f'{len(value)} bytes'}: too short for a record")
     magic, number = _PREFIX.unpack_from(value)
     if magic != 0:
         raise UndecodableRecord(f"first byte is {magic}, not 0: not in Confluent's wire format")
-    known = _known()
-    entry = known.by_fingerprint.get(_named(headers)) or known.by_id.get(number)
+    known, named = _known(), _named(headers)
+    by_id = known.by_id.get(number)
+    entry = known.by_fingerprint.get(named) or by_id
     if entry is None:
         raise UndecodableRecord(
-            f"unknown schema: id {number}, hr-schema {_named(headers) or 'absent'}; is the writer newer than this "
-            "reader?"
+            f"unknown schema: id {number}, hr-schema {named or 'absent'}; is the writer newer than this reader?"
         )
-    name, writer = entry
-    cls: Any = RECORD_TYPES.get(name)
-    if cls is None:
+    return value, entry, entry is by_id and number >= _OWN_IDS
+
+
+def _read(value: bytes, name: str, writer: Any, *, keep_wire: bool) -> Record:
+    reading = _reading(name)
+    if reading is None:
         raise UndecodableRecord(f"schema {name} is no record of this version")
     stream = io.BytesIO(value)
-    stream.seek(_PREFIX.size)
-    reader = _packaged(name)[0]
-    tail = _tail(name) if keep_wire and writer is reader else None
+    stream.seek(FRAME_BYTES)
+    reader, tail = reading.schema, reading.tail
     data: Any
     try:
-        if tail is None:
-            data = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
-            record: Record = _from_avro(cls)(data)
+        if keep_wire and tail is not None and writer is reader:
+            data = tail.read(value, stream, _from_avro(Sequence, ready=SequenceTail.READY))
+            record: Record = reading.make_with_tail(data)
         else:
-            data, sequences = tail.read(value, stream, _from_avro(Sequence))
-            record = _from_avro(cls, without="sequences")(data | {"sequences": sequences})
+            data = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+            record = reading.make(data)
     except (
         EOFError,
         ValueError,
@@ -228,16 +264,6 @@ def decode(value: bytes | None, headers: Headers | None = None, *, keep_wire: bo
     if stream.tell() != len(value):
         raise UndecodableRecord(f"{len(value) - stream.tell()} bytes follow the {name}")
     return record
-
-
-def reads_alone(value: bytes, headers: Headers) -> bool:
-    """Whether a value that ``decode`` could read with its headers means the same without them, in any later process.
-
-    One with a registry's id does not: the run may be resumed without that registry.
-    """
-    known, number = _known(), _PREFIX.unpack_from(value)[1]
-    entry = known.by_id.get(number) if number >= _OWN_IDS else None
-    return entry is not None and known.by_fingerprint.get(_named(headers), entry) is entry
 
 
 def _named(headers: Headers | None) -> str:
@@ -265,49 +291,58 @@ def to_plain(record: Any) -> Any:
 def _to_avro(cls: type, without: str = "") -> Callable[[Any], dict[str, Any]]:
     """A function from a dataclass instance to Avro data; the converters are worked out once per class."""
     hints = typing.get_type_hints(cls)
-    plain, converted = [], []
+    names, converted = [], []
     for f in fields(cls):
         if f.name == without:
             continue
-        if "dtype" in f.metadata:
-            converted.append((f.name, _packer(f.metadata["dtype"])))
-        elif (convert := _outward(hints[f.name])) is not None:
+        names.append(f.name)
+        convert = _packer(f.metadata["dtype"]) if "dtype" in f.metadata else _outward(hints[f.name])
+        if convert is not None:
             converted.append((f.name, convert))
-        else:
-            plain.append(f.name)
-
-    values = attrgetter(*plain) if len(plain) > 1 else lambda record: [getattr(record, name) for name in plain]
+    values = attrgetter(*names) if len(names) > 1 else lambda record: [getattr(record, name) for name in names]
 
     def convert_all(record: Any) -> dict[str, Any]:
-        out = dict(zip(plain, values(record), strict=True))
+        out = dict(zip(names, values(record), strict=True))
         for name, convert in converted:
-            out[name] = convert(getattr(record, name))
+            out[name] = convert(out[name])
         return out
 
     return convert_all
 
 
 @cache
-def _from_avro(cls: type, without: str = "") -> Callable[[dict[str, Any]], Any]:
-    """The inverse of ``_to_avro``; ``without`` names a field whose value is a record's part already."""
+def _from_avro(cls: type, ready: tuple[str, ...] = ()) -> Callable[[dict[str, Any]], Any]:
+    """The inverse of ``_to_avro``; the fields ``ready`` hold in the data what the instance is to hold.
+
+    An instance is filled slot by slot: the ``__init__`` of a frozen class does the same in twice the time.
+    """
     hints = typing.get_type_hints(cls)
-    converted = []
+    plain, converted = [], []
     for f in fields(cls):
-        if f.name == without:
-            continue
-        if "dtype" in f.metadata:
-            converted.append((f.name, _unpacker(f.metadata["dtype"])))
+        put = getattr(cls, f.name).__set__
+        convert = None
+        if f.name in ready:
+            pass
+        elif "dtype" in f.metadata:
+            convert = _unpacker(f.metadata["dtype"])
         elif hints[f.name] is bytes:
-            converted.append((f.name, _octets))
-        elif (convert := _inward(hints[f.name])) is not None:
-            converted.append((f.name, convert))
+            convert = _octets
+        else:
+            convert = _inward(hints[f.name])
+        if convert is None:
+            plain.append((f.name, put))
+        else:
+            converted.append((f.name, put, convert))
 
-    def convert_all(data: dict[str, Any]) -> Any:
-        for name, convert in converted:
-            data[name] = convert(data[name])
-        return cls(**data)
+    def make(data: dict[str, Any]) -> Any:
+        instance = object.__new__(cls)
+        for name, put in plain:
+            put(instance, data[name])
+        for name, put, convert in converted:
+            put(instance, convert(data[name]))
+        return instance
 
-    return convert_all
+    return make
 
 
 def _packer(dtype: str) -> Callable[[Any], bytes]:

@@ -7,45 +7,53 @@ what arrives is bit for bit what was sampled.
 
 import io
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import fastavro
 import numpy as np
 
 from headrace.schemas.errors import UndecodableRecord
-from headrace.schemas.parts import Sequence
+from headrace.schemas.parts import Extra, Sequence
 
-__all__ = ("SequenceTail",)
+__all__ = ("SEQUENCES", "SequenceTail")
 
-_FIELD = "sequences"
-_ARRAYS = ("versions", "mask", "logprobs", "tokens")
-"""Arrays of a Sequence from the last to the first."""
+SEQUENCES = "sequences"
+"""The field with which such a record ends."""
+_ARRAYS = {"tokens": np.dtype("<i4"), "logprobs": np.dtype("<f4"), "mask": np.dtype("u1"), "versions": np.dtype("<i4")}
+"""The arrays of a Sequence in their order; only its extras follow them."""
+_EXTRAS = "extras"
 
 
 class SequenceTail:
-    """The two halves of one record's schema: the fields before ``sequences``, and one Sequence."""
+    """A record's schema in parts: the fields before ``sequences``, and a Sequence's before its arrays and behind."""
+
+    READY: ClassVar[tuple[str, ...]] = (*_ARRAYS, _EXTRAS)
+    """Fields of a Sequence that ``read`` does not leave to the converter."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         *head, last = schema["fields"]
         self.head: Any = fastavro.parse_schema({**schema, "fields": head})
-        self._item: Any = fastavro.parse_schema(last["type"]["items"])
+        item = last["type"]["items"]
+        names = [field["name"] for field in item["fields"]]
+        first = names.index(next(iter(_ARRAYS)))
+        if tuple(names[first:]) != self.READY:
+            raise ValueError(f"a Sequence ends with {names[first:]}; it has to end with {list(self.READY)}")
+        self._front: Any = fastavro.parse_schema({**item, "fields": item["fields"][:first]})
+        self._back: Any = fastavro.parse_schema({**item, "fields": item["fields"][-1:]})
 
     @staticmethod
     def ends(schema: dict[str, Any]) -> bool:
         """Whether a schema's last field is the list of sequences."""
-        return bool(schema["fields"][-1]["name"] == _FIELD)
+        return bool(schema["fields"][-1]["name"] == SEQUENCES)
 
-    def read(
-        self, value: bytes, stream: io.BytesIO, convert: Callable[[dict[str, Any]], Sequence]
-    ) -> tuple[dict[str, Any], list[Sequence]]:
-        """The fields before the sequences as Avro data, and the sequences, each with its bytes (``Sequence.wire``).
+    def read(self, value: bytes, stream: io.BytesIO, convert: Callable[[dict[str, Any]], Sequence]) -> dict[str, Any]:
+        """The fields before the sequences as Avro data and the sequences, each with its bytes (``Sequence.wire``).
 
-        ``stream`` stands at the start of the body within ``value`` and is left behind its end. Raises what fastavro
-        raises for a broken body.
+        Arrays are views of the value. ``stream`` stands at the start of the body within ``value`` and is left behind
+        its end. Raises what fastavro raises for a broken body.
         """
         data: Any = fastavro.schemaless_reader(stream, self.head, None)
         sequences: list[Sequence] = []
-        view = memoryview(value)
         at = stream.tell()
         while True:
             count, at = _read_long(value, at)
@@ -53,16 +61,36 @@ class SequenceTail:
                 break
             if count < 0:  # a block with its size in bytes before it
                 count, (_, at) = -count, _read_long(value, at)
-            stream.seek(at)
             for _ in range(count):
-                sequence = convert(fastavro.schemaless_reader(stream, self._item, None))  # type: ignore[arg-type]
-                begin, at = at, stream.tell()
+                fields, end = self._fields(value, at, stream)
+                sequence = convert(fields)
                 if not sequence.extras:  # a dictionary could be changed afterwards; everything else is immutable
-                    sequence.keep_wire(view[begin:at])
-                    _share(sequence, view, at - 1)
+                    sequence.keep_wire(memoryview(value)[at:end])
                 sequences.append(sequence)
+                at = end
         stream.seek(at)
-        return data, sequences
+        data[SEQUENCES] = sequences
+        return data  # type: ignore[no-any-return]
+
+    def _fields(self, value: bytes, at: int, stream: io.BytesIO) -> tuple[dict[str, Any], int]:
+        """The fields of the Sequence that begins at a byte, and where it ends."""
+        stream.seek(at)
+        fields: Any = fastavro.schemaless_reader(stream, self._front, None)
+        at = stream.tell()
+        for name, dtype in _ARRAYS.items():
+            size, at = _read_long(value, at)
+            count, rest = divmod(size, dtype.itemsize)
+            if rest or size < 0:
+                raise UndecodableRecord(f"{size} bytes are no whole number of {dtype} entries")
+            fields[name] = np.frombuffer(value, dtype, count, at) if count else np.frombuffer(b"", dtype)
+            at += size
+        if value[at] == 0:
+            fields[_EXTRAS] = {}
+            return fields, at + 1
+        stream.seek(at)
+        extras: Any = fastavro.schemaless_reader(stream, self._back, None)
+        fields[_EXTRAS] = {name: Extra(**extra) for name, extra in extras[_EXTRAS].items()}
+        return fields, stream.tell()
 
     @staticmethod
     def pieces(sequences: Iterable[Sequence]) -> list[bytes | memoryview] | None:
@@ -71,19 +99,6 @@ class SequenceTail:
         if not wires or None in wires:
             return None
         return [_write_long(len(wires)), *(wire for wire in wires if wire is not None), b"\0"]
-
-
-def _share(sequence: Sequence, view: memoryview, end: int) -> None:
-    """Let the arrays of a sequence be views of the value that it keeps anyway; they end before its (empty) extras."""
-    for name in _ARRAYS:
-        array = getattr(sequence, name)
-        start = end - array.nbytes
-        length = _write_long(array.nbytes)
-        if view[start - len(length) : start] != length:
-            return  # a writer that says lengths in more bytes than it needs: the copies will do
-        if array.size:
-            object.__setattr__(sequence, name, np.frombuffer(view, array.dtype, array.size, start))
-        end = start - len(length)
 
 
 def _read_long(value: bytes, at: int) -> tuple[int, int]:

@@ -6,8 +6,7 @@ under the worker on Kafka, under the test driver and under simulation (protocol 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import Source
@@ -16,8 +15,7 @@ from headrace.schemas.records import Record
 __all__ = ("Context", "Metrics", "Received", "Stage", "Store")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class Received(NamedTuple):
     """One input record with its place. ``topic`` is without the run's prefix, ``timestamp_ms`` is Kafka's."""
 
     topic: str

@@ -22,7 +22,7 @@ from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
 from headrace.pipeline.runtime.store import MemoryStore, OverlayStore
 from headrace.pipeline.runtime.timers import Timers
-from headrace.schemas.codec import decode, reads_alone
+from headrace.schemas.codec import decode_received
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError, UndecodableRecord
 from headrace.schemas.ids import changelog_topic
@@ -37,6 +37,7 @@ POSITIONS_KEY = b"p"
 TIMER_BUDGET_SECONDS = 0.05
 """Time for timers within one turn; the rest fire in the next."""
 
+_SWEPT = ("hr-record", SWEEP_RECORD)
 Headers = list[tuple[str, bytes | None]]
 
 
@@ -107,6 +108,7 @@ class Task:
         self.stores: Mapping[str, OverlayStore] = dict(stores or {name: MemoryStore() for name in STORES[sub_topology]})
         self._first = next(iter(self.stores.values()))
         self._timers = Timers(self._first)
+        self._marks = (self._timers.mark, *(store.mark for store in self.stores.values()))
         self._due_ends: tuple[int, dict[Place, int]] | None = None
         self._share = UnusableShare(config.runtime.unusable_window, config.runtime.max_unusable_share)
         self._context = TaskContext(
@@ -191,25 +193,18 @@ class Task:
 
         Raises TransactionAborted, ProducerLost; UnusableFlood, its dead letter written, when too many cannot be used.
         """
-        self._frontier.read((message.topic, message.partition), message.offset)
+        topic, partition, offset = message.topic, message.partition, message.offset
+        self._frontier.read((topic, partition), offset)
         self.touched = True
-        headers = message.headers
-        if ("hr-record", SWEEP_RECORD) in headers:
+        headers, value = message.headers, message.value or b""
+        if _SWEPT in headers:
             return
         try:
-            record = decode(message.value, headers, keep_wire=True)
+            record, alone = decode_received(message.value, headers)
         except UndecodableRecord as error:
             self._bury(message, error)
             return
-        received = Received(
-            topic=message.topic,
-            partition=message.partition,
-            offset=message.offset,
-            timestamp_ms=message.timestamp_ms,
-            record=record,
-            size=len(message.value or b""),
-            value=message.value if message.value and reads_alone(message.value, headers) else b"",
-        )
+        received = Received(topic, partition, offset, message.timestamp_ms, record, len(value), value if alone else b"")
         self._begin_call()
         try:
             self._stage.process(received, self._context)
@@ -221,7 +216,7 @@ class Task:
             self._bury(message, error)
         else:
             self._end_call()
-            self._share.usable(message.topic)
+            self._share.usable(topic)
 
     def fire_timers(self) -> None:
         """Fire what is due, once the inputs have been read to the ends seen after it became due (protocol 7)."""
@@ -269,16 +264,15 @@ class Task:
 
     def _begin_call(self) -> None:
         self._context.begin_call(self._clock())
-        self._timers.mark()
-        for store in self.stores.values():
-            store.mark()
+        for mark in self._marks:
+            mark()
 
     def _end_call(self) -> None:
         outputs: list[Output] = self._context.outputs
         if outputs:
             self.touched = True
-            for topic, partition, key, value, headers in outputs:
-                self._sink(topic, partition, key, value, headers)
+            for output in outputs:
+                self._sink(*output)
 
     def _undo_call(self) -> None:
         self._context.outputs.clear()

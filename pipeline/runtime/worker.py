@@ -100,6 +100,7 @@ class Worker:
         self._places: dict[Place, Task] = {}
         self._trouble: Exception | None = None
         self._counts: dict[str, int] = {}
+        self._names: dict[str, str] = {}
         self._folded = self._commits = 0
         self._reported = time.monotonic()
         self._poll_ms = int(config.kafka.settings.get("max.poll.interval.ms", MAX_POLL_MS))
@@ -132,6 +133,7 @@ class Worker:
         sub, connection = self._sub_topology, self._connection
         connection.wait_for_broker()
         self._counts = connection.list_run_topics()
+        self._names = {topic: connection.topic(topic) for topic in self._counts}
         needed = (*SUB_TOPOLOGIES[sub], *(changelog_topic(sub, store) for store in STORES[sub]))
         missing = [connection.topic(topic) for topic in needed if topic not in self._counts]
         if missing:
@@ -196,12 +198,13 @@ class Worker:
         value: bytes | None,
         headers: list[tuple[str, bytes | None]],
     ) -> None:
+        name = self._names.get(topic) or self._connection.topic(topic)
         if partition >= self._counts.get(topic, 0):
             raise KafkaFailure(
-                f"{self._name} writes to {self._connection.topic(topic)}[{partition}], which does not exist: the topic "
-                f"has {self._counts.get(topic, 0)} partitions"
+                f"{self._name} writes to {name}[{partition}], which does not exist: the topic has "
+                f"{self._counts.get(topic, 0)} partitions"
             )
-        self._transaction.produce(self._connection.topic(topic), value, partition, key, headers)
+        self._transaction.produce(name, value, partition, key, headers)
 
     # turns
 

@@ -10,7 +10,7 @@ import fastavro
 import numpy as np
 import pytest
 
-from headrace.schemas import avsc, codec
+from headrace.schemas import avsc, codec, parts
 from headrace.schemas.errors import InvalidRecord, UndecodableRecord
 from headrace.schemas.records import RECORD_TYPES, Closed, Member, Prompt, Step, Task, Trajectory
 
@@ -34,6 +34,13 @@ def test_round_trip(name, examples):
 @pytest.mark.parametrize("name", NAMES)
 def test_packaged_schema_equals_the_dataclass(name):
     assert avsc.packaged_schema(name) == avsc.schema_of(RECORD_TYPES[name])
+
+
+@pytest.mark.parametrize("cls", [*RECORD_TYPES.values(), *(getattr(parts, name) for name in parts.__all__)])
+def test_the_decoder_may_fill_instances_slot_by_slot(cls):
+    """What a class does beyond setting its fields would be left out."""
+    if dataclasses.is_dataclass(cls):
+        assert "__slots__" in vars(cls) and not hasattr(cls, "__post_init__")
 
 
 def test_arrays_come_back_with_their_dtypes(examples):
