@@ -78,6 +78,8 @@ def validate(config: RunConfig) -> None:
         if section.pacing not in ("any", "all") and section.pacing not in config.policies:
             choices = ", ".join(("any", "all", *config.policies))
             raise ConfigurationError(f"streams.{name}.pacing is {section.pacing!r}: it must be one of {choices}")
+        if section.format != "auto" and ":" not in section.format:
+            plugins.find("headrace.datasets", section.format)
     scored_streams(config)
     named = [("headrace.engines", config.rollout.engine)]
     for name in config.policies:

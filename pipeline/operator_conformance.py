@@ -13,11 +13,11 @@ failed members; decisions are compared as the bytes that would be written to ``g
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import isclose
 from typing import Any
 
+from headrace.connectors.conformance import Check
 from headrace.pipeline import flow, operator_chain
 from headrace.pipeline.conformance_feed import ROUND, admission_of, trajectories_of
 from headrace.pipeline.operators.operator import mean_and_deviation
@@ -31,15 +31,6 @@ REASON = re.compile(r"[a-z][a-z0-9_]*: .*\S", re.S)
 _STATE = b"sstate/operator/"
 _TURNS = 8
 """More than records and timers need; an operator that writes whenever it opens never comes to rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise: whether it was kept, and what was seen."""
-
-    name: str
-    passed: bool
-    detail: str
 
 
 def conformance(type_name: str, settings: Mapping[str, Any] | None = None, *, groups: int = 42) -> list[Check]:

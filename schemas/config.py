@@ -289,8 +289,8 @@ class StreamConfig(Section):
 
     dataset: str
     """File or folder with the rows."""
-    format: Literal["auto", "jsonl", "parquet", "huggingface"] = "auto"
-    """How to read it; ``auto`` goes by the name."""
+    format: str = "auto"
+    """Name of the dataset plug-in that reads it, such as ``jsonl``; ``auto`` goes by the name of the file."""
     prompt_column: str = "prompt"
     """Column with the prompt: text or chat messages."""
     answer_column: str = "answer"

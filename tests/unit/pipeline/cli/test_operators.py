@@ -46,7 +46,7 @@ def test_new_writes_a_package_and_refuses_a_name_that_is_taken(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert headrace("operators", "new", "dedup") == 78
-    assert "headrace has an operator 'dedup'" in capsys.readouterr().err
+    assert "headrace has a plug-in 'dedup'" in capsys.readouterr().err
     assert headrace("operators", "new", "my_shape", "--kind", "shape") == 0
     files = capsys.readouterr().out.split()
     assert all(Path(file).is_file() for file in files) and "my_shape/tests/test_my_shape.py" in files
