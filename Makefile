@@ -10,6 +10,9 @@ SET ?=
 # Test processes: much of the suite waits for brokers, so one more than there are cores.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
+# Brokers of tests live for seconds: compiling them well costs more than it gives.
+SHORT_LIVED := -XX:TieredStopAtLevel=1
+
 .PHONY: help setup demo test lint types imports bars docs clean
 
 help:  ## this list
@@ -22,7 +25,7 @@ demo: setup  ## watch a small model learn to sort digits; the last line names th
 	@$(BIN)/headrace run @ recipes/sort_digits/run.toml $(SET)
 
 test: setup lint types imports  ## set-up, checks and every test
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PHASE) tests $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 JAVA_TOOL_OPTIONS=$(SHORT_LIVED) $(PHASE) tests $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
 
 lint: setup  ## ruff
 	@$(PHASE) lint $(BIN)/ruff check .
