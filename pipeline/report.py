@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.connectors.kafka import Connection
 from headrace.pipeline.launch.folder import RunFolder
+from headrace.pipeline.report_operators import operators_in_words
 from headrace.pipeline.run_records import TrajectoryHead, read_records, read_trajectory_heads
 from headrace.pipeline.tally import PolicyTally, Tally
 from headrace.schemas.config import RunConfig
@@ -55,6 +56,7 @@ class Figures:
     over its sessions. peak_memory_bytes: the largest sum over all processes (``memory_kind``). rollouts: Trajectory
     records.
     mean_staleness: over trained items, start version of the batch less the item's oldest version, in versions.
+    stale: see ``StaleBias.figures``. operators: those of the configuration in their order, in words.
     trained_tokens: sum over Steps; seconds_per_million_tokens: wall_seconds per million of them. time_split: shares of
     the trainer's time between its first and last Step. loop_latency_ms: see ``loop_latencies_ms`` (None unless depth
     is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``.
@@ -80,6 +82,8 @@ class Figures:
     max_staleness: int | None
     loop_latency_ms: float | None
     drops: dict[str, int]
+    stale: dict[str, float]
+    operators: dict[str, str]
     excluded: dict[str, int]
     dead_letters: int
     time_split: dict[str, float]
@@ -107,6 +111,10 @@ class Figures:
         if self.drops or self.dead_letters:
             told = ", ".join(f"{reason} {count}" for reason, count in sorted(self.drops.items()))
             lines.append(f"drops: {told or 'none'}; dead letters: {self.dead_letters}")
+        if self.stale:
+            lines.append("dropped as stale: " + ", ".join(f"{name} {value:.4g}" for name, value in self.stale.items()))
+        if self.operators:
+            lines.append("operators: " + ", ".join(f"{name} ({told})" for name, told in self.operators.items()))
         return lines
 
 
@@ -161,6 +169,8 @@ def build_figures(
         max_staleness=max(staleness, default=None),
         loop_latency_ms=statistics.median(latencies) if latencies else None,
         drops=dict(policy.closed),
+        stale=policy.stale_bias(),
+        operators=operators_in_words(config, tally),
         excluded=dict(Counter(f"{h.end_reason}: {h.error.splitlines()[0][:80]}" if h.error else h.end_reason
                               for h in heads if h.status == "excluded")),
         dead_letters=dead_letters,

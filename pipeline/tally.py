@@ -7,6 +7,7 @@ numbers that progress and the report show. The first ending record of a credit c
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from headrace.pipeline.stale_bias import StaleBias
 from headrace.schemas.records import (
     Batched,
     Closed,
@@ -61,6 +62,7 @@ class PolicyTally:
     """Times at which groups failed since the last usable one."""
     last_failure: str = ""
     pending_rewards: list[float] = field(default_factory=list)
+    stale: StaleBias = field(default_factory=StaleBias)
     _evaluated: set[tuple[int, str, int]] = field(default_factory=set)
 
     def evaluated(self, result: EvalResult) -> None:
@@ -75,6 +77,12 @@ class PolicyTally:
         if self.pending_rewards:
             return sum(self.pending_rewards) / len(self.pending_rewards)
         return self.rewards[-1].mean if self.rewards else None
+
+    def stale_bias(self) -> dict[str, float]:
+        """How the groups that were dropped as stale differ from the trained ones; empty when there were none."""
+        groups = sum(m.groups for m in self.manifests.values())
+        tokens = sum(m.tokens for m in self.manifests.values())
+        return self.stale.figures(tokens / groups if groups else None)
 
     def failed_since(self, time_ms: float) -> int:
         """How many groups failed one after the other, counted from a time on."""
@@ -135,6 +143,7 @@ class Tally:
                 self.policies[record.policy].stopped = True
             case Opened() | Kept() | Closed() | Batched() | Trained():
                 _fold_credit(self.policies[record.policy], record, timestamp_ms)
+                self.policies[record.policy].stale.fold(record)
             case _:
                 pass
 

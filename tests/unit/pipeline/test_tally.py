@@ -13,7 +13,18 @@ from headrace.pipeline.progress import figures_of, line_of, waits_for
 from headrace.pipeline.tally import Tally
 from headrace.schemas.config import PolicyConfig, RunConfig, StreamConfig, TrainerConfig
 from headrace.schemas.parts import HeldTask, HostedPolicy
-from headrace.schemas.records import Batched, Closed, Demand, EvalResult, Kept, Record, Rollback, Stop, Trained
+from headrace.schemas.records import (
+    Batched,
+    Closed,
+    Demand,
+    EvalResult,
+    Kept,
+    Opened,
+    Record,
+    Rollback,
+    Stop,
+    Trained,
+)
 
 CONFIG = RunConfig(
     policies={"main": PolicyConfig(model="m")}, streams={"main": StreamConfig(dataset="d")},
@@ -188,3 +199,16 @@ def test_groups_that_fail_one_after_the_other_are_counted_until_one_is_usable() 
     tally.fold(opened(5), 500)
     tally.fold(Kept(policy=0, group=5, raw_mean=0.5), 500)
     assert policy.failed_since(0) == 0
+
+
+def test_the_bias_of_dropping_stands_beside_what_is_trained() -> None:
+    tally = Tally()
+    for group, reward in ((1, 1.0), (2, 0.25)):
+        tally.fold(Opened(policy=0, group=group, stream="main", prompt_id="p", min_version=0, cap=9))
+        tally.fold(Kept(policy=0, group=group, raw_mean=reward))
+    assert tally.policies[0].stale_bias() == {}
+    tally.fold(Batched(policy=0, batch=1, groups=[1]))
+    tally.fold(Closed(policy=0, group=2, reason="stale", by="batch", raw_mean=0.25, tokens=90))
+    assert tally.policies[0].stale_bias() == {
+        "groups": 1, "unfinished": 0, "reward": 0.25, "tokens": 90.0, "reward_trained": 1.0,
+    }  # fmt: skip
