@@ -6,7 +6,7 @@ transformers; the tokenizer is loaded when first used.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,42 @@ class ModelFolder:
     def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
         """Token ids (int32) of a prompt: its text as it is, or its messages through the chat template."""
         if prompt.messages:
-            messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.render([{"role": message.role, "content": message.content} for message in prompt.messages])
         else:
             text = prompt.prompt
+        return self.tokenize(text)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the chat template makes of messages and tools, up to where the answer begins.
+
+        settings: variables of the template's own. Raises ValueError for what the template refuses.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **(settings or {}),
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"the chat template of {self.path} refuses the messages: {error}") from error
+        return text
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids (int32) of text as it is; special tokens in it become themselves."""
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def detokenize(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> str:
+        """Text of token ids, special tokens written out."""
+        return str(self._backend.decode([int(t) for t in tokens], skip_special_tokens=False))
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Text of token ids, special tokens left out."""

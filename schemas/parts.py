@@ -57,13 +57,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Effective sampling parameters; temperature 1, top_p 1 and top_k 0 leave the policy's distribution as it is."""
+    """Effective sampling parameters; temperature 1, top_p 1 and top_k 0 leave the policy's distribution as it is.
+
+    ``extra`` is a JSON object of whatever else changes it (``min_tokens``, penalties, a JSON schema); empty: nothing.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 16
     seed: int = -1
+    extra: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ are swapped, so the version that labels a token is always the one whose weights 
 log-probs are those of the distribution that was sampled from (logits divided by the temperature).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -16,7 +17,20 @@ from pydantic import BaseModel, ValidationError
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.parts import Sampling
 
-__all__ = ("Engine", "Generation", "PromptTooLong", "Request", "WeightsRefused", "generate", "neutral", "options_of")
+__all__ = (
+    "Engine",
+    "EngineFailed",
+    "Generation",
+    "PromptTooLong",
+    "Request",
+    "WeightsRefused",
+    "changes",
+    "check_prompt",
+    "generate",
+    "neutral",
+    "options_of",
+    "refuse_extra",
+)
 
 
 class PromptTooLong(HeadraceError, ValueError):
@@ -27,26 +41,35 @@ class WeightsRefused(ConfigurationError):
     """Weights that do not fit the engine's model: a missing or unknown tensor, another shape. Nothing was loaded."""
 
 
+class EngineFailed(HeadraceError):
+    """An engine that can sample nothing more; its worker ends, and its tasks are issued again elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to sample.
 
     key: the caller's own, unique among those in the engine. prompt: int32 token ids, one-dimensional, at least one.
     sampling: effective parameters; the tokens depend on ``sampling.seed``, the prompt and the weights alone, never on
-    what else is in the batch.
+    what else is in the batch. made: how many ids at the end of ``prompt`` are tokens of this completion that were
+    sampled before it was broken off; they count towards ``sampling.max_new_tokens``, and no random number that chose
+    one of them is used again.
     """
 
     key: int
     prompt: npt.NDArray[np.int32]
     sampling: Sampling
+    made: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled for a request; four arrays of one length, without the prompt.
+    """What was sampled for a request; three arrays of one length, without the prompt and what was made before.
 
     tokens: int32. logprobs: float32 in nats. versions: int32, the policy version of each token. end_reason: stop,
-    length, context_full or abort (``records.END_REASONS``).
+    length, context_full or abort (``records.END_REASONS``). known: whether all three are true of the policy; an engine
+    that cannot tell gives -1 as versions, and what it sampled is never trained. error: empty, or why the engine refused
+    the request after it had taken it (end reason abort).
     """
 
     key: int
@@ -54,6 +77,8 @@ class Generation:
     tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     versions: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    known: bool = True
+    error: str = ""
 
 
 class Engine(Protocol):
@@ -79,18 +104,37 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Generation]:
-        """Sample one token for every running sequence; returns those that ended in this step."""
+        """Sample one token for every running sequence, or see what was sampled; returns those that have ended.
+
+        Returns soon, with nothing, when nothing has ended. Raises EngineFailed when the engine is lost.
+        """
         ...
 
     def abort(self, key: int) -> Generation | None:
-        """Drop a request and return what it has so far (end reason abort); None when it is not inside."""
+        """Drop a request and return what it has so far (end reason abort); None when it is not inside.
+
+        One that has ended and was not returned by ``step`` yet is returned as it ended.
+        """
+        ...
+
+    def abort_all(self) -> list[Generation]:
+        """The same for every request inside, in no order."""
+        ...
+
+    def pause(self) -> None:
+        """Sample nothing until ``resume``; requests and weights are taken all the same."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
         ...
 
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Put the weights of ``version`` in force, whole or not at all; running sequences go on with them.
 
-        weights: checkpoint name -> array; uint16 holds the bits of bfloat16, float arrays are values. The arrays are
-        copied. Raises WeightsRefused.
+        weights: checkpoint name -> array; uint16 holds the bits of bfloat16, float arrays are values. They must stay
+        unchanged until the next call. Nothing computed with older weights is used for a request that enters later.
+        Raises WeightsRefused.
         """
         ...
 
@@ -110,9 +154,40 @@ def options_of(model: type[Options], engine: str, given: Mapping[str, Any] | Non
         raise ConfigurationError(f"rollout.options for engine {engine}: {error}") from error
 
 
+def check_prompt(request: Request, most: int, context: int) -> None:
+    """Raise PromptTooLong for a prompt over ``most`` tokens or without room in the model's ``context``.
+
+    Raises ValueError for an empty one.
+    """
+    size = request.prompt.size - request.made
+    if size > most or request.prompt.size >= context:
+        raise PromptTooLong(
+            f"the prompt has {size} tokens, at most {min(most, context - 1)} are taken (rollout.max_prompt_tokens "
+            f"{most}, context of the model {context}); shorten it or raise the setting"
+        )
+    if size <= 0:
+        raise ValueError("the prompt has no token")
+
+
+def refuse_extra(request: Request, engine: str) -> None:
+    """Raise ValueError for parameters beyond temperature, top-p and top-k, which ``engine`` cannot apply."""
+    if request.sampling.extra:
+        raise ValueError(f"engine {engine} cannot apply {', '.join(changes(request.sampling))}; leave it out")
+
+
+def changes(sampling: Sampling) -> list[str]:
+    """The parameters by which the sampled distribution is not the policy's own at some temperature; none: neutral."""
+    out = [] if sampling.temperature > 0 else ["temperature"]
+    if sampling.top_p < 1:
+        out.append("top_p")
+    if sampling.top_k > 0:
+        out.append("top_k")
+    return [*out, *(json.loads(sampling.extra) if sampling.extra else ())]
+
+
 def neutral(sampling: Sampling) -> bool:
     """Whether the sampled distribution is the policy's own at some temperature, so that its tokens may be trained."""
-    return sampling.temperature > 0 and sampling.top_p >= 1 and sampling.top_k == 0
+    return not changes(sampling)
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from headrace.connectors.engines.engine import Generation, Request
 
-__all__ = ("Rows", "drop_waiting")
+__all__ = ("Rows", "drop_all", "drop_waiting")
 
 _STOP, _LENGTH, _CONTEXT = 1, 2, 3
 _REASONS = {_STOP: "stop", _LENGTH: "length", _CONTEXT: "context_full"}
@@ -33,6 +33,8 @@ class Rows:
         self.last = np.zeros(capacity, np.int64)
         """The newest token, not yet in the cache."""
         self.produced = np.zeros(capacity, np.int64)
+        self.before = np.zeros(capacity, np.int64)
+        """Tokens of the completion that came with the request (``Request.made``)."""
         self.limit = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.int64)
         self.temperature = np.ones(capacity, np.float32)
@@ -49,7 +51,8 @@ class Rows:
             self.keys[row] = request.key
             self.cached[row] = request.prompt.size
             self.produced[row] = 0
-            self.limit[row] = sampling.max_new_tokens
+            self.before[row] = request.made
+            self.limit[row] = sampling.max_new_tokens - request.made
             self.seed[row] = sampling.seed
             self.temperature[row] = sampling.temperature
             self.top_p[row] = sampling.top_p
@@ -87,6 +90,16 @@ class Rows:
             self._versions[row, :n].copy(),
         )
 
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """What a row has sampled so far."""
+        return self._tokens[row, : int(self.produced[row])]
+
+    def everyone(self) -> list[Generation]:
+        """What every row has so far (end reason abort); they all leave."""
+        out = [self.generation(row, 0) for row in range(self.count)]
+        self.count = 0
+        return out
+
     def leave(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Free ``rows``; the last rows move into the holes. Returns (from, to), to be done in the cache as well."""
         left = self.count - rows.size
@@ -104,14 +117,21 @@ class Rows:
 
     def _columns(self) -> list[npt.NDArray[np.generic]]:
         return [
-            self.keys, self.cached, self.last, self.produced, self.limit, self.seed, self.temperature, self.top_p,
-            self.top_k, self._tokens, self._logprobs, self._versions,
+            self.keys, self.cached, self.last, self.produced, self.before, self.limit, self.seed, self.temperature,
+            self.top_p, self.top_k, self._tokens, self._logprobs, self._versions,
         ]  # fmt: skip
 
     def _widen(self) -> None:
         for name in ("_tokens", "_logprobs", "_versions"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)], 1))
+
+
+def drop_all(waiting: deque[Request]) -> list[Generation]:
+    """Empty the queue; an empty Generation for each request in it."""
+    out = [Generation(request.key, "abort") for request in waiting]
+    waiting.clear()
+    return out
 
 
 def drop_waiting(waiting: deque[Request], key: int) -> Generation | None:

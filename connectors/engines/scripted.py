@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused, options_of
-from headrace.connectors.engines.rows import Rows, drop_waiting
+from headrace.connectors.engines.engine import (
+    Generation,
+    Request,
+    WeightsRefused,
+    check_prompt,
+    options_of,
+    refuse_extra,
+)
+from headrace.connectors.engines.rows import Rows, drop_all, drop_waiting
 from headrace.connectors.engines.sampling import uniforms
 
 __all__ = ("ScriptedEngine", "ScriptedOptions")
@@ -24,7 +31,6 @@ __all__ = ("ScriptedEngine", "ScriptedOptions")
 _VOCABULARY = 64
 _STOP = 2
 _FIRST_WORD = 4
-_CONTEXT = 1 << 30
 
 
 class ScriptedOptions(BaseModel):
@@ -42,6 +48,8 @@ class ScriptedOptions(BaseModel):
     """Spread of the lengths' logarithm."""
     nan_share: float = Field(0.0, ge=0, le=1)
     """Share of sequences that end with a log-prob that is no number."""
+    context: int = Field(1 << 30, ge=2)
+    """Most tokens of prompt plus completion."""
 
 
 class ScriptedEngine:
@@ -63,8 +71,10 @@ class ScriptedEngine:
         self._wait = wait
         stops = np.zeros(_VOCABULARY, np.bool_)
         stops[_STOP] = True
-        self._rows = Rows(slots, stops, _CONTEXT)
+        self._context = self._options.context
+        self._rows = Rows(slots, stops, self._context)
         self._waiting: deque[Request] = deque()
+        self._paused = False
         self._version = -1
 
     @property
@@ -84,8 +94,8 @@ class ScriptedEngine:
 
     def add(self, request: Request) -> None:
         """Take a request. Raises PromptTooLong."""
-        if request.prompt.size > self._max_prompt:
-            raise PromptTooLong(f"the prompt has {request.prompt.size} tokens, at most {self._max_prompt} are taken")
+        refuse_extra(request, "scripted")
+        check_prompt(request, self._max_prompt, self._context)
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:
@@ -93,6 +103,8 @@ class ScriptedEngine:
         if self._version < 0:
             raise WeightsRefused("the engine has no weights: load_weights comes before step")
         rows, options = self._rows, self._options
+        if self._paused:
+            return []
         room = self._slots - rows.count
         rows.enter([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
         if not rows.count:
@@ -100,7 +112,7 @@ class ScriptedEngine:
         if pause := options.step_seconds + options.row_seconds * rows.count:
             self._wait(pause)
         now = slice(0, rows.count)
-        made, seeds = rows.produced[now], rows.seed[now]
+        made, seeds = rows.produced[now] + rows.before[now], rows.seed[now]
         words = uniforms(seeds, made) * (_VOCABULARY - _FIRST_WORD) + _FIRST_WORD
         last = made + 1 >= self._lengths(seeds)
         tokens = np.where(last, _STOP, words.astype(np.int32)).astype(np.int32)
@@ -122,14 +134,25 @@ class ScriptedEngine:
             return partial
         return drop_waiting(self._waiting, key)
 
+    def abort_all(self) -> list[Generation]:
+        """Drop every request and return what they have."""
+        return self._rows.everyone() + drop_all(self._waiting)
+
+    def pause(self) -> None:
+        """Sample nothing and let no time pass until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Label tokens with ``version`` from here on."""
         self._version = version
 
     def close(self) -> None:
         """Drop all requests."""
-        self._waiting.clear()
-        self._rows.count = 0
+        self.abort_all()
 
     def _lengths(self, seeds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of the completions with these seeds: log-normal with the mean asked for, by Box and Muller."""

@@ -2,7 +2,8 @@
 
 Goes in: requests; comes out: generations. Finished sequences leave and new ones enter between decode steps; the prompts
 of newcomers are run in one padded batch. Computes in float32 on the published bfloat16 weights unless told otherwise,
-so its log-probs are those that a trainer recomputes. Keys and values made by older weights are kept (``keep``).
+so its log-probs are those that a trainer recomputes. Keys and values made by older weights are kept, or computed anew
+(``recompute``).
 """
 
 import contextlib
@@ -15,10 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.connectors.adapters import added, holds_adapters
-from headrace.connectors.engines.engine import Generation, PromptTooLong, Request, WeightsRefused, options_of
+from headrace.connectors.engines.engine import (
+    Generation,
+    Request,
+    WeightsRefused,
+    check_prompt,
+    options_of,
+    refuse_extra,
+)
 from headrace.connectors.engines.kv_cache import KeyValueCache
-from headrace.connectors.engines.rows import Rows, drop_waiting
+from headrace.connectors.engines.model_weights import ModelWeights, bits_of, tensor_of
+from headrace.connectors.engines.rows import Rows, drop_all, drop_waiting
 from headrace.connectors.engines.sampling import choose, uniforms
 from headrace.connectors.model_folder import ModelFolder
 from headrace.schemas.errors import ConfigurationError
@@ -37,6 +45,8 @@ class TransformersOptions(BaseModel):
     prefill_tokens: int = Field(8192, ge=1)
     """Most padded prompt tokens that enter in one step; a longer prompt enters alone."""
     attention: str = "sdpa"
+    recompute: bool = False
+    """New weights compute the keys and values of running sequences anew; without, they keep those of the old."""
 
 
 class TransformersEngine:
@@ -61,9 +71,8 @@ class TransformersEngine:
         torch.set_num_threads(threads)
         self._torch = torch
         model_folder = ModelFolder(folder)
-        self._folder = model_folder.path
-        self._base: dict[str, Any] = {}
         self._model = _empty_model(model_folder.path, self._options)
+        self._weights = ModelWeights(model_folder.path, self._model)
         self._capacity = slots
         self._max_prompt = max_prompt_tokens
         config = self._model.config
@@ -73,6 +82,8 @@ class TransformersEngine:
         self._cache = KeyValueCache(slots)
         self._rows = Rows(slots, stops, self._context)
         self._waiting: deque[Request] = deque()
+        self._prompts: dict[int, npt.NDArray[np.int32]] = {}
+        self._paused = False
         self._version = -1
 
     @property
@@ -91,16 +102,9 @@ class TransformersEngine:
         return self._rows.count + len(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Take a request. Raises PromptTooLong, or ValueError for an empty prompt."""
-        size = request.prompt.size
-        most = min(self._max_prompt, self._context - 1)
-        if size > most:
-            raise PromptTooLong(
-                f"the prompt has {size} tokens, at most {most} are taken (rollout.max_prompt_tokens "
-                f"{self._max_prompt}, context of the model {self._context}); shorten it or raise the setting"
-            )
-        if size == 0:
-            raise ValueError("the prompt has no token")
+        """Take a request. Raises PromptTooLong, or ValueError for an empty prompt and for ``extra`` parameters."""
+        refuse_extra(request, "transformers")
+        check_prompt(request, self._max_prompt, self._context)
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:
@@ -108,6 +112,8 @@ class TransformersEngine:
         if self._version < 0:
             raise WeightsRefused("the engine has no weights: load_weights comes before step")
         torch, rows = self._torch, self._rows
+        if self._paused:
+            return []
         running = rows.count
         entering = self._next_in()
         if not running and not entering:
@@ -120,7 +126,7 @@ class TransformersEngine:
                 logits.append(self._prefill(entering))
             both = logits[0] if len(logits) == 1 else torch.cat(logits)
             now = slice(0, rows.count)
-            u = uniforms(rows.seed[now], rows.produced[now])
+            u = uniforms(rows.seed[now], rows.produced[now] + rows.before[now])
             tokens, logprobs = choose(both, rows.temperature[now], rows.top_p[now], rows.top_k[now], u)
             ends = rows.append(now, tokens, logprobs, self._version)
             ended = np.flatnonzero(ends)
@@ -138,48 +144,40 @@ class TransformersEngine:
             return partial
         return drop_waiting(self._waiting, key)
 
+    def abort_all(self) -> list[Generation]:
+        """Drop every request and return what they have."""
+        self._prompts.clear()
+        return self._rows.everyone() + drop_all(self._waiting)
+
+    def pause(self) -> None:
+        """Sample nothing until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+
     def load_weights(self, weights: Mapping[str, npt.NDArray[Any]], version: int) -> None:
         """Check every tensor, then copy all of them; tied tensors may be given once.
 
         A version of adapters is added to the weights of the model folder.
         """
-        torch = self._torch
-        if holds_adapters(weights):
-            self._base = self._base or _folder_weights(self._folder)
-            base = self._base
-            weights = {**base, **added(weights, base, lambda name: base[name].float().numpy())}
+        whole = self._weights.whole(weights, version)
         state = self._model.state_dict()
-        seen = {state[name].data_ptr() for name in weights if name in state}
-        missing = [name for name, tensor in state.items() if tensor.data_ptr() not in seen]
-        unknown = [name for name in weights if name not in state]
-        wrong = [
-            f"{name} is {weights[name].shape}, the model has {tuple(state[name].shape)}"
-            for name in weights
-            if name in state and tuple(weights[name].shape) != tuple(state[name].shape)
-        ]
-        if missing or unknown or wrong:
-            raise WeightsRefused(
-                f"weights of version {version} do not fit the model: missing {missing[:3]}, unknown {unknown[:3]}, "
-                f"shapes {wrong[:3]}; trainer and rollout must name the same model folder"
-            )
-        with torch.inference_mode():
-            for name, array in weights.items():
-                state[name].copy_(_tensor(array))
-        self._version = version
+        with self._torch.inference_mode():
+            for name, array in whole.items():
+                state[name].copy_(tensor_of(array))
+            self._version = version
+            if self._options.recompute:
+                self._recompute()
 
     def weights(self) -> dict[str, npt.NDArray[np.uint16]]:
         """The weights in force as bfloat16 bits by name, for comparison with what was published."""
-        bfloat16 = self._torch.bfloat16
-        out = {}
-        for name, tensor in self._model.state_dict().items():
-            bits = tensor.detach().to(bfloat16).cpu().contiguous().view(self._torch.int16).numpy()
-            out[name] = bits.view(np.uint16).copy()
-        return out
+        return {name: bits_of(tensor).copy() for name, tensor in self._model.state_dict().items()}
 
     def close(self) -> None:
         """Drop all requests."""
-        self._waiting.clear()
-        self._rows.count = 0
+        self.abort_all()
 
     def _next_in(self) -> list[Request]:
         """Waiting requests that enter now, in order, within free rows and the padded prefill budget."""
@@ -212,29 +210,55 @@ class TransformersEngine:
 
     def _prefill(self, requests: list[Request]) -> Any:
         torch, rows = self._torch, self._rows
-        device = self._options.device
-        width = max(request.prompt.size for request in requests)
-        ids = np.zeros((len(requests), width), np.int64)
-        for line, request in zip(ids, requests, strict=True):
-            line[: request.prompt.size] = request.prompt
-        self._cache.begin_prefill(rows.count, width)
-        # padding stands on the right, where causality hides it from every real token
-        mask = torch.ones(width, width, dtype=torch.bool, device=device).tril()[None, None]
         last = np.array([request.prompt.size - 1 for request in requests])
         kept, where = np.unique(last, return_inverse=True)
+        logits = self._fill(rows.count, [request.prompt for request in requests], kept)
+        rows.enter(requests)
+        if self._options.recompute:
+            self._prompts.update((request.key, request.prompt) for request in requests)
+        device = self._options.device
+        return logits[torch.arange(len(requests), device=device), torch.from_numpy(where).to(device)]
+
+    def _fill(self, first: int, texts: list[npt.NDArray[np.int32]], kept: npt.NDArray[np.int64]) -> Any:
+        """Put the keys and values of ``texts`` into rows ``first`` onward; logits after the positions ``kept``."""
+        torch, device = self._torch, self._options.device
+        width = max(text.size for text in texts)
+        ids = np.zeros((len(texts), width), np.int64)
+        for line, text in zip(ids, texts, strict=True):
+            line[: text.size] = text
+        self._cache.begin_prefill(first, width)
+        # padding stands on the right, where causality hides it from every real token
+        mask = torch.ones(width, width, dtype=torch.bool, device=device).tril()[None, None]
         out = self._model(
             torch.from_numpy(ids).to(device),
             attention_mask=mask,
-            position_ids=torch.arange(width, device=device)[None, :].expand(len(requests), -1),
+            position_ids=torch.arange(width, device=device)[None, :].expand(len(texts), -1),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=torch.from_numpy(kept).to(device),
         )
-        rows.enter(requests)
-        return out.logits[torch.arange(len(requests), device=device), torch.from_numpy(where).to(device)]
+        return out.logits
+
+    def _recompute(self) -> None:
+        """Compute the keys and values of the running rows with the weights in force."""
+        rows, at = self._rows, 0
+        while at < rows.count:
+            texts: list[npt.NDArray[np.int32]] = []
+            width = 0
+            for row in range(at, rows.count):
+                prompt = self._prompts[int(rows.keys[row])]
+                text = np.concatenate([prompt, rows.tokens(row)])[: int(rows.cached[row])]
+                width = max(width, text.size)
+                if texts and width * (len(texts) + 1) > self._options.prefill_tokens:
+                    break
+                texts.append(text)
+            self._fill(at, texts, np.array([0]))
+            at += len(texts)
 
     def _free(self, ended: npt.NDArray[np.int64]) -> None:
         if ended.size:
+            for key in self._rows.keys[ended]:
+                self._prompts.pop(int(key), None)
             source, target = self._rows.leave(ended)
             width = int(self._rows.cached[target].max()) if target.size else 0
             self._cache.move(source, target, width)
@@ -257,25 +281,3 @@ def _empty_model(folder: Path, options: TransformersOptions) -> Any:
     build: Any = AutoModelForCausalLM.from_config
     model = build(config, attn_implementation=options.attention)
     return model.to(options.device, getattr(torch, options.dtype)).eval().requires_grad_(False)
-
-
-def _folder_weights(folder: Path) -> dict[str, Any]:
-    """The weights of a model folder as torch tensors, rounded to bfloat16, which is what adapters are trained on."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def _tensor(array: npt.NDArray[Any] | Any) -> Any:
-    """A torch tensor of an array whose uint16 entries are the bits of bfloat16 numbers; tensors pass as they are."""
-    import torch
-
-    if isinstance(array, torch.Tensor):
-        return array
-    # snapshots are read-only, and torch warns of tensors over memory that must not be written
-    own = np.require(array, requirements=["C", "W"])
-    if own.dtype == np.uint16:
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(own)

@@ -151,6 +151,11 @@ class HandOver:
         self._held, self.version = weights, version
         self._clear()
 
+    @property
+    def held(self) -> Weights:
+        """The weights that the engine has; empty when nobody knows."""
+        return self._held if self._held is not None else {}
+
     def lost(self) -> None:
         """Note that nobody knows what the engine has: the next update is whole."""
         self._held, self.version = None, -1
@@ -179,13 +184,14 @@ def install(engine: Any, hand_over: HandOver, weights: Weights, version: int, *,
 
 
 async def install_async(
-    engine: Any, hand_over: HandOver, weights: Weights, version: int, *, recompute: bool = True
+    engine: Any, hand_over: HandOver, weights: Weights, version: int, *, recompute: bool = True, resume: bool = True
 ) -> None:
     """The same for an ``AsyncLLM``, which is paused meanwhile; its completions then name ``version`` (text).
 
+    resume: without it the engine stays paused, as whoever paused it before wants.
     When it raises WeightsRefused after a failed update the engine stays paused: its weights are those of no version.
     """
-    await _install(_Paused(engine, recompute), hand_over, weights, version)
+    await _install(_Paused(engine, recompute, resume), hand_over, weights, version)
 
 
 class _Calls(Protocol):
@@ -246,8 +252,8 @@ class _Blocking:
 class _Paused:
     """An ``AsyncLLM``, held for the time of the update."""
 
-    def __init__(self, engine: Any, recompute: bool) -> None:
-        self._engine, self._recompute = engine, recompute
+    def __init__(self, engine: Any, recompute: bool, resume: bool) -> None:
+        self._engine, self._recompute, self._resume = engine, recompute, resume
 
     async def begin(self, *, first: bool) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -264,7 +270,8 @@ class _Paused:
         await self._engine.finish_weight_update(weight_version=str(version))
 
     async def end(self, *, changed: bool) -> None:
-        await self._engine.resume_generation()
+        if self._resume:
+            await self._engine.resume_generation()
 
 
 def _has_nan(values: NDArray[Any]) -> bool:

@@ -6,8 +6,13 @@ updates fail or, with tied embeddings, leave the old LM head in force; so the pa
 may be imported too, and then loads no vLLM.
 """
 
+import os
+import select
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +145,10 @@ class WeightWorker:
         model = self.model_runner.model
         return dict(_digests(model, shapes, dtypes))
 
+    def follow_owner(self, owner: int) -> None:
+        """End with the process ``owner``, which started the engine, however that ends; vLLM would go on without it."""
+        threading.Thread(target=_end_with, args=(owner, os.getppid()), name="owner", daemon=True).start()
+
 
 def read_back(model: Any, name: str, shape: tuple[int, ...], dtype: str) -> "torch.Tensor | None":
     """A checkpoint tensor as the model has it loaded; None when it is not wholly in this worker.
@@ -165,6 +174,16 @@ def read_back(model: Any, name: str, shape: tuple[int, ...], dtype: str) -> "tor
     finally:
         torch.Tensor.copy_ = real  # type: ignore[method-assign]
     return None if bool(torch.isnan(scratch).any()) else scratch
+
+
+def _end_with(owner: int, parent: int) -> None:
+    """Wait for the end of ``owner``, then end the engine's core, if that is our parent, and this process."""
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(owner)], [], [])
+    if parent != owner:
+        with suppress(ProcessLookupError):
+            os.kill(parent, signal.SIGKILL)
+    os._exit(1)
 
 
 def _digests(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Iterator[tuple[str, str]]:

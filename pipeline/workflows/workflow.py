@@ -8,6 +8,7 @@ bound to the task's versions and end with its deadline.
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +92,7 @@ def sequence_of(
             f"log-prob of sampled token {at} is {generation.logprobs[at]} at version {generation.versions[at]}: the "
             "weights or logits are not finite"
         )
-    trainable = neutral(sampling)
+    trainable = neutral(sampling) and generation.known
     trained = trainable and generation.end_reason != "context_full"
     before = prompt.size
     logprobs, mask = np.zeros(before + made, np.float32), np.zeros(before + made, np.uint8)
@@ -164,10 +165,4 @@ def trajectory_of(
 
 def with_seed(sampling: Sampling, name: str) -> Sampling:
     """The same parameters with a seed that follows from ``name``: equal names sample equal tokens."""
-    return Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_new_tokens=sampling.max_new_tokens,
-        seed=zlib.crc32(name.encode()),
-    )
+    return replace(sampling, seed=zlib.crc32(name.encode()))
