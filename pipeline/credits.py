@@ -63,12 +63,17 @@ class PolicyCredits:
     sizes: dict[int, int] = field(default_factory=dict)
 
     def room(self) -> tuple[bool, int]:
-        """Whether one more group may be admitted, and the cap in force (protocol 3)."""
+        """Whether one more group may be admitted, and the cap in force (protocol 3).
+
+        At depth 0 nothing opens while a batch is complete or in training: it would be stale before the next one, and
+        take the place of a spare group that is not.
+        """
         full = (1 + self.depth) * self.fresh + self.extra
         share, least = (max(self.kept_share, LEAST_KEPT_SHARE), LEAST_KEPT_SHARE) if self.filtered else (1.0, 1.0)
         cap = whole(full / least)
         target = whole(max(0.0, full - self.kept - self.untrained) / share)
-        return self.rolling < target and self.rolling + self.kept + self.untrained < cap, cap
+        wanted = self.depth > 0 or self.kept + self.untrained < self.fresh
+        return wanted and self.rolling < target and self.rolling + self.kept + self.untrained < cap, cap
 
     def min_version(self) -> int:
         """The oldest version that may sample what is admitted at this moment (protocol 4)."""

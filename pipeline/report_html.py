@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace.pipeline.report import Figures
 
-__all__ = ("bar_chart", "line_chart", "page")
+__all__ = ("bar_chart", "document", "line_chart", "page")
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _NAMES = 520, 220, 46, 26, 180
 _ROLES = 10  # bars that the height of a chart leaves readable
@@ -52,7 +52,12 @@ def page(figures: "Figures") -> str:
         "<h2>Run again</h2>",
         f"<pre>{escape(figures.command or shlex.join(['headrace', 'run']))}</pre>",
     ]
-    head = f"<meta charset=utf-8><title>{escape(figures.run)}</title><style>{_STYLE}</style>"
+    return document(figures.run, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A whole page of parts that are HTML already, in the report's style."""
+    head = f"<meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(body)}</body></html>\n"
 
 

@@ -17,7 +17,7 @@ from headrace.schemas.codec import fingerprint
 from headrace.schemas.errors import UndecodableRecord
 from headrace.schemas.records import Record, Trajectory
 
-__all__ = ("TrajectoryHead", "read_records", "read_trajectory_heads")
+__all__ = ("TrajectoryHead", "head_of", "read_records", "read_trajectory_heads")
 
 _FRAMING_BYTES = 5
 
@@ -52,24 +52,31 @@ def read_records(connection: Connection, topic: str) -> Iterator[tuple[RawRecord
 
 def read_trajectory_heads(connection: Connection) -> Iterator[TrajectoryHead]:
     """The heads of all trajectories of a run."""
-    names = [f.name for f in fields(TrajectoryHead)]
     for raw in connection.read_topic("trajectories"):
-        written = dict(raw.headers)
-        if written.get("hr-record") != b"Trajectory":
-            continue
-        if raw.value is not None and written.get("hr-schema") == fingerprint("Trajectory").encode():
-            try:
-                data: Any = fastavro.schemaless_reader(io.BytesIO(raw.value[_FRAMING_BYTES:]), _head_schema(), None)
-            except (EOFError, ValueError, TypeError, IndexError, OverflowError):
-                continue  # not what its headers say; assemble has named it in a dead letter
-        else:
-            try:
-                record = raw.decoded()
-            except UndecodableRecord:
-                continue
-            assert isinstance(record, Trajectory)
-            data = {name: getattr(record, name) for name in names}
-        yield TrajectoryHead(**{name: data[name] for name in names})
+        head = head_of(raw)
+        if head is not None:
+            yield head
+
+
+def head_of(raw: RawRecord) -> TrajectoryHead | None:
+    """The head of a trajectory; None for another record, and for one that is not what its headers say."""
+    written = dict(raw.headers)
+    if written.get("hr-record") != b"Trajectory":
+        return None
+    names = [f.name for f in fields(TrajectoryHead)]
+    if raw.value is not None and written.get("hr-schema") == fingerprint("Trajectory").encode():
+        try:
+            data: Any = fastavro.schemaless_reader(io.BytesIO(raw.value[_FRAMING_BYTES:]), _head_schema(), None)
+        except (EOFError, ValueError, TypeError, IndexError, OverflowError):
+            return None  # assemble has named it in a dead letter
+    else:
+        try:
+            record = raw.decoded()
+        except UndecodableRecord:
+            return None
+        assert isinstance(record, Trajectory)
+        data = {name: getattr(record, name) for name in names}
+    return TrajectoryHead(**{name: data[name] for name in names})
 
 
 @cache

@@ -40,6 +40,7 @@ __all__ = (
     "load_config",
     "read_config",
     "read_kafka_section",
+    "read_sections",
 )
 
 
@@ -412,12 +413,20 @@ def load_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     A run's ``config.json`` may stand for a file. Raises ConfigurationError that names the file or key and, for an
     unknown key, the nearest valid one.
     """
+    return _validated(read_sections(files, overrides), " ".join(map(str, files)))
+
+
+def read_sections(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What TOML (or JSON) files and ``key=value`` overrides say, composed and not yet checked.
+
+    Raises ConfigurationError.
+    """
     data: dict[str, Any] = {}
     for file in files:
         _merge(data, _sections(file))
     for override in overrides:
         _override(data, override)
-    return _validated(data, " ".join(map(str, files)))
+    return data
 
 
 def _sections(file: str | Path) -> dict[str, Any]:

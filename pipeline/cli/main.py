@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("headrace.pipeline.cli.train", "Train again from a run's recorded batches, without rollouts"),
     "report": ("headrace.pipeline.cli.report", "Figures and curves of a run"),
     "verify": ("headrace.pipeline.cli.verify", "Prove from its topics that a run lost and repeated nothing"),
+    "balance": ("headrace.pipeline.cli.balance", "Whether rollouts or training wait, and how many workers should be"),
+    "simulate": ("headrace.pipeline.cli.simulate", "Runs in virtual time: the papers' figures, the size of a cluster"),
     "topics": ("headrace.pipeline.cli.topics", "Look into the topics of a run"),
     "groups": ("headrace.pipeline.cli.groups", "Positions of the consumer groups of a run"),
     "trace": ("headrace.pipeline.cli.trace", "Follow one prompt from its record to the step that trained it"),

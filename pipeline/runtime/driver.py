@@ -163,8 +163,7 @@ class TopologyDriver:
 
     def append(self, topic: str, record: Record, *, partition: int = 0, key: bytes | None = None) -> int:
         """Write a record from outside; gives its offset. The record goes through the codec."""
-        value = codec.encode(record)
-        return self._write((topic, partition), Entry(self.now_ms, codec.decode(value), key, value))
+        return self._write((topic, partition), self.entry(record, key, None))
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """The records of a topic (one partition, or all of them one after the other)."""
@@ -189,6 +188,11 @@ class TopologyDriver:
             if sub == sub_topology and task.timers is not None and (at := task.timers.next_due_ms()) is not None
         ]
         return min(due, default=None)
+
+    def entry(self, record: Record, key: bytes | None, value: bytes | None) -> Entry:
+        """What is written of a record: it goes through the codec, so that a stage meets what a topic would give it."""
+        encoded = codec.encode(record) if value is None else value
+        return Entry(self.now_ms, codec.decode(encoded), key, encoded)
 
     # ------------------------------------------------------------------------------------------------ turns
 
@@ -283,7 +287,7 @@ class TopologyDriver:
         entry = self.log[place][offset]
         received = Received(
             topic=place[0], partition=place[1], offset=offset, timestamp_ms=entry.timestamp_ms, record=entry.record,
-            size=len(entry.value),
+            size=len(entry.value), value=entry.value,
         )  # fmt: skip
         assert task.stage is not None and task.timers is not None
         task.store.mark()
@@ -317,8 +321,7 @@ class TopologyDriver:
     def _commit(self, task: _Task) -> None:
         written: list[tuple[Place, Entry]] = []
         for topic, partition, key, value, record in task.outputs:
-            encoded = codec.encode(record) if value is None else value
-            written.append(((topic, partition), Entry(self.now_ms, codec.decode(encoded), key, encoded)))
+            written.append(((topic, partition), self.entry(record, key, value)))
         task.outputs.clear()
         task.store.commit()
         for place, entry in written:
