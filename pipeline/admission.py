@@ -5,6 +5,7 @@ back behind everything that waits at that moment.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace.pipeline.credits import PolicyCredits
@@ -47,9 +48,7 @@ class Waiting:
             number = numbers_of(key)[0]
             self._append(WaitingPrompt(number=number, prompt=prompt, **{**note, "policies": tuple(note["policies"])}))
 
-    def add(
-        self, prompt: Prompt, offset: int, store: Store, *, retry: int = 0, policies: tuple[int, ...] = ()
-    ) -> None:
+    def add(self, prompt: Prompt, offset: int, store: Store, *, retry: int = 0, policies: tuple[int, ...] = ()) -> None:
         """Put a prompt behind everything that waits."""
         waiting = WaitingPrompt(number=self._next, prompt=prompt, offset=offset, retry=retry, policies=policies)
         note = {"offset": offset, "retry": retry, "policies": policies}
@@ -70,13 +69,16 @@ class Waiting:
         """The first prompt of every stream that has one, oldest first."""
         return sorted((queue[0] for queue in self.by_stream.values()), key=lambda w: w.number)
 
-    def wants_pause(self) -> bool:
-        """Whether reading ``prompts`` should stand still."""
+    def wants_pause(self, absent: Collection[str] = ()) -> bool:
+        """Whether reading ``prompts`` should stand still; not while prompts of ``absent`` streams are sought.
+
+        What is read then is bounded by how far the sources of the others may go ahead (STREAM_LEAD there).
+        """
         if self.count > PAUSE_ABOVE:
             self.paused = True
         elif self.count < RESUME_BELOW:
             self.paused = False
-        return self.paused
+        return self.paused and not (absent and self.by_stream)
 
     def _append(self, waiting: WaitingPrompt) -> None:
         self.by_stream.setdefault(waiting.prompt.stream, deque()).append(waiting)
@@ -84,14 +86,17 @@ class Waiting:
         self.count += 1
 
 
-def openings(waiting: WaitingPrompt, config: RunConfig, policies: list[PolicyCredits]) -> list[tuple[int, int]]:
-    """(policy, cap in force) of every credit that a waiting prompt would open at this moment; empty: not yet.
+def openings(
+    name: str, only: Collection[int], config: RunConfig, policies: list[PolicyCredits]
+) -> list[tuple[int, int]]:
+    """(policy, cap in force) of every credit that a prompt of a stream would open at this moment; empty: not yet.
 
+    ``only``: the policies that a retry is for; empty: all of the stream.
     ``pacing`` of the stream decides when: any policy with room, all of them, or a named one. Only policies with room
     get a credit (protocol 3); stopped policies do not count.
     """
-    stream = config.streams[waiting.prompt.stream]
-    wanted = [p for p in config.stream_policies(waiting.prompt.stream) if not waiting.policies or p in waiting.policies]
+    stream = config.streams[name]
+    wanted = [p for p in config.stream_policies(name) if not only or p in only]
     active = [p for p in wanted if not policies[p].stopped]
     rooms = {p: policies[p].room() for p in active}
     ready = [(p, rooms[p][1]) for p in active if rooms[p][0]]

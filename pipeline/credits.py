@@ -126,6 +126,8 @@ class OpenGroup:
     """Replicas below this number have been given to a worker at least once."""
     failed: list[int] = field(default_factory=list)
     """Policies for which the group has closed as failed."""
+    learned: bool = False
+    """Whether operators before rollout know what the group brought."""
 
     def is_rolling(self) -> bool:
         """True while some policy still waits for the group's trajectories."""
@@ -174,6 +176,7 @@ class Credits:
                 group=group, stream=note["stream"], prompt=prompt, offset=note["offset"], replicas=note["replicas"],
                 bounds={int(p): v for p, v in note["bounds"].items()}, retry=note["retry"], issued=saved["issued"],
                 states={int(p): s for p, s in saved["states"].items()}, failed=saved["failed"],
+                learned=saved.get("learned", False),
             )  # fmt: skip
             self.groups[group] = x
             self.rolling_groups += x.is_rolling()
@@ -256,7 +259,7 @@ class Credits:
                 store.delete(key_of("group", group))
                 store.delete(key_of("prompt", group))
             else:
-                saved = {"states": x.states, "issued": x.issued, "failed": x.failed}
+                saved = {"states": x.states, "issued": x.issued, "failed": x.failed, "learned": x.learned}
                 write_json(store, key_of("group", group), saved)
         for index in self._touched:
             p = self.policies[index]

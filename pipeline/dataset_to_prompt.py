@@ -26,12 +26,15 @@ from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig, StreamConfig, read_config
 from headrace.schemas.errors import ConfigurationError, InvalidRecord
 from headrace.schemas.ids import consumer_group, transactional_id
-from headrace.schemas.records import End, Prompt, Record, RunEnd
+from headrace.schemas.records import End, Prompt, Record, RunEnd, Taken
 
 __all__ = ("Progress", "Source", "main", "read_progress")
 
 LEAD = 4096
 """Most records that ``prompts`` holds beyond what ``schedule`` has committed."""
+STREAM_LEAD = 512
+"""Most prompts of a stream beyond what ``schedule`` has used, in runs of several streams: it reads on while one of them
+is absent, and what it keeps then is bounded by this. Larger than the stretch between two Taken records."""
 _PER_TRANSACTION = 256
 _DATASET_HEADER = "hr-dataset"
 _CALL_SECONDS = 10.0
@@ -145,7 +148,7 @@ class Source:
         elif not progress.ended:
             _say(f"stream {stream}: going on at position {position}")
         while not progress.ended and position < total and not self._stop.is_set():
-            room = self._room()
+            room = self._room(position)
             if room <= 0:
                 if self._run_end.wait(0.5):
                     break
@@ -159,10 +162,13 @@ class Source:
         """Whether the first training prompt is not there yet, so that the held-out ones may be incomplete."""
         return read_progress(self._connection, self._stream).position == 0
 
-    def _room(self) -> int:
-        """Prompts that may be written now."""
+    def _room(self, position: int) -> int:
+        """Prompts that may be written now, the next one at ``position`` of the stream."""
         end = self._connection.end_offsets("prompts", committed=False)[0]
-        return LEAD - (end - self._run_end.schedule_position())
+        room = LEAD - (end - self._run_end.schedule_position())
+        if len(self._config.streams) > 1:
+            room = min(room, STREAM_LEAD - (position - self._run_end.taken.get(self._stream, 0)))
+        return room
 
     def _name_bad_rows(self, producer: Producer, dataset: PromptDataset, stream: str) -> None:
         if not dataset.bad:
@@ -204,6 +210,8 @@ class _RunEnd:
         self._schedule: Consumer = connection.consumer(instance, consumer_group(connection.run, "schedule"))
         self._run = connection.run
         self._ended = False
+        self.taken: dict[str, int] = {}
+        """Stream to the position that its prompts have been used up to."""
         self._marks = connection.consumer(f"{instance}.run", auto_offset_reset="earliest")
         self._marks.assign([TopicPartition(connection.topic("run"), 0, 0)])
 
@@ -217,8 +225,12 @@ class _RunEnd:
     def wait(self, seconds: float) -> bool:
         """Sleep for up to ``seconds``; true once the end mark stands."""
         message = None if self._ended else self._marks.poll(seconds)
-        if message is not None and message.error() is None:
-            self._ended = isinstance(RawRecord.of(message, self._run).decoded_if_ours(), RunEnd)
+        while message is not None and message.error() is None and not self._ended:
+            record = RawRecord.of(message, self._run).decoded_if_ours()
+            self._ended = isinstance(record, RunEnd)
+            if isinstance(record, Taken):
+                self.taken[record.stream] = record.position
+            message = self._marks.poll(0)
         return self._ended
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from headrace.connectors import plugins
 from headrace.pipeline.group_to_batch import Batch
-from headrace.pipeline.operator_chain import OperatorChain, operator_class
+from headrace.pipeline.operator_chain import GROUP_KINDS, OperatorChain, operator_class
+from headrace.pipeline.prompt_chain import PROMPT_KINDS, PromptChain, resolved
 from headrace.pipeline.prompt_to_task import Schedule
 from headrace.pipeline.runtime.stage import Stage, StageFactory
 from headrace.pipeline.trajectory_to_group import Assemble
@@ -18,20 +19,23 @@ from headrace.schemas.topics import STORES, SUB_TOPOLOGIES, TOPICS
 
 __all__ = ("STAGES", "describe", "filtered_policies", "scored_streams", "validate")
 
-ORDER = ("shape", "filter", "downsample")
-"""Kinds of operators in the only order that works: statistics are taken between shape and filter (protocol 6)."""
+ORDER = (*PROMPT_KINDS, *GROUP_KINDS)
+"""Kinds of operators in the only order that works: prompts come before groups, and statistics are taken between shape
+and filter (protocol 6)."""
+STAGE_OF_KIND = {**dict.fromkeys(PROMPT_KINDS, "schedule"), **dict.fromkeys(GROUP_KINDS, "assemble")}
+"""Kind of an operator to the stage that it works in."""
 
 
 def _schedule(config: RunConfig, partition: int) -> Stage:
-    return Schedule(config, filtered_policies(config))
+    return Schedule(resolved(config), filtered_policies(config))
 
 
 def _assemble(config: RunConfig, partition: int) -> Stage:
-    return Assemble(config, partition, scored_streams(config))
+    return Assemble(resolved(config), partition, scored_streams(config))
 
 
 def _batch(config: RunConfig, partition: int) -> Stage:
-    return Batch(config, partition)
+    return Batch(resolved(config), partition)
 
 
 STAGES: Mapping[str, StageFactory] = {
@@ -69,6 +73,8 @@ def validate(config: RunConfig) -> None:
     """Raise ConfigurationError for what cannot work: unknown names, operators in a wrong order or badly configured."""
     for number, entry in enumerate(config.operators):
         _check_scope(number, entry, config)
+    config = resolved(config)
+    PromptChain(config).check(config)
     OperatorChain(config)
     for stream in config.streams:
         for policy in config.stream_policies(stream):
@@ -107,10 +113,11 @@ def _lines(config: RunConfig | None) -> Iterator[str]:
         yield f"  {sub:18} {FILES[sub]}: {', '.join(SUB_TOPOLOGIES[sub])} -> {', '.join(outputs)}"
         yield f"  {'':18} stores: {', '.join(STORES[sub])}"
     if config is not None:
-        yield "operators between assemble and batch"
+        yield "operators"
         for entry in config.operators:
+            kind = operator_class(entry).kind
             where = " ".join(x for x in (entry.stream and f"stream {entry.stream}", entry.policy) if x) or "everywhere"
-            yield f"  {entry.type:18} {operator_class(entry).kind}, {where}"
+            yield f"  {entry.type:18} {kind}, {where}, in {STAGE_OF_KIND[kind]}"
         if not config.operators:
             yield "  none"
 
@@ -139,7 +146,7 @@ def _check_order(stream: str, policy: str, entries: list[OperatorConfig]) -> Non
         place = ORDER.index(kind)
         if place < last:
             raise ConfigurationError(
-                f"operators[{number}] ({entry.type}, {kind}) stands after {before}, but the order is shape, "
-                f"statistics, filter, downsample: move it up"
+                f"operators[{number}] ({entry.type}, {kind}) stands after {before}, but the order is "
+                f"{', '.join(ORDER).replace('shape, ', 'shape, statistics, ')}: move it up"
             )
         last, before = place, f"{entry.type} ({kind})"

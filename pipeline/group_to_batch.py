@@ -53,6 +53,8 @@ class _Progress:
     purge_until: int = 0
     """Opened groups are evicted until the ledger has reached this version (a discarding Resumed)."""
     replayed: int = 0
+    samples: int = 0
+    """Trained members of composed batches, replayed ones too."""
     data_ended: bool = False
     stopped: bool = False
     sent_end: bool = False
@@ -68,6 +70,7 @@ class Batch:
         trainer = config.trainer_of(self.name)
         self.size = trainer.batch_groups
         self.drop_last = trainer.last_batch == "drop"
+        self.max_samples = trainer.max_samples
         self.fresh = fresh_groups(self.size, self.settings.replay)
         share = Fraction(repr(self.settings.replay))
         self.replayed_a_batch = self.fresh * share / (1 - share)
@@ -141,10 +144,11 @@ class Batch:
         while not self.at.stopped and not self.at.sent_end and self._compose(context):
             pass
         nothing_left = not self.held.open and not self.held.kept and not self.held.early
-        if self.at.data_ended and nothing_left and not self.at.sent_end and not self.at.stopped:
+        why = "samples" if self._enough() else "data" if self.at.data_ended and nothing_left else ""
+        if why and not self.at.sent_end and not self.at.stopped:
             self.at.sent_end = True
             self._save(context)
-            end = End(reason="data", count=self.at.composed, policy=self.policy)
+            end = End(reason=why, count=self.at.composed, policy=self.policy)
             context.emit("manifests", end, partition=self.policy)
         context.metrics.gauge("batch_open", len(self.held.open), policy=self.name)
         context.metrics.gauge("batch_kept", len(self.held.kept), policy=self.name)
@@ -189,7 +193,7 @@ class Batch:
         """Compose the next batch, or drop the last short one; false when it has to wait."""
         at, held = self.at, self.held
         batch = at.composed + 1
-        if batch > at.trained + 1 + self.ahead:
+        if batch > at.trained + 1 + self.ahead or self._enough():
             return False
         start = batch - 1 + at.shift
         moment = Moment(seed=self.seed, policy=self.name, batch=batch, start_version=start, bound=self.bound)
@@ -207,6 +211,7 @@ class Batch:
         groups += held.replay(again, store)
         held.trim_pool(self.serving.capacity(self.size), start - self.bound, store)
         at.composed, at.replayed = batch, at.replayed + len(again)
+        at.samples += sum(taken.group.trained for taken in groups)
         self.untrained[batch] = take
         write_json(store, key_of("batch", batch), take)
         self._save(context)
@@ -215,6 +220,10 @@ class Batch:
         unfinished = f"unfinished: its last chance was batch {batch}"
         self._close(last_chance, "stale", context, dict.fromkeys(last_chance, unfinished))
         return True
+
+    def _enough(self) -> bool:
+        """Whether composed batches hold the samples that end the policy (protocol 9)."""
+        return 0 < self.max_samples <= self.at.samples
 
     def _refuse(self, moment: Moment, context: Context) -> None:
         """Close what is beyond the bound or refused by the rule in force."""

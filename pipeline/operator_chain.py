@@ -17,7 +17,7 @@ from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "make_operator", "operator_class")
+__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "StorePart", "make_operator", "operator_class")
 
 GROUP_KINDS = ("shape", "filter", "downsample")
 """Kinds of operators that work on closed groups, in ``assemble``."""
@@ -35,22 +35,26 @@ class Dropped:
     broken: bool = False
 
 
-class _Part:
-    """A store's keys under a prefix."""
+class StorePart:
+    """A store's keys under a prefix, as a Store of its own."""
 
     def __init__(self, store: Store, prefix: bytes) -> None:
         self._store, self._prefix = store, prefix
 
     def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
         return self._store.get(self._prefix + key)
 
     def put(self, key: bytes, value: bytes) -> None:
+        """Set a key."""
         self._store.put(self._prefix + key, value)
 
     def delete(self, key: bytes) -> None:
+        """Remove a key."""
         self._store.delete(self._prefix + key)
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys with the prefix, in order, with their values."""
         for key, value in self._store.scan(self._prefix + prefix):
             yield key[len(self._prefix) :], value
 
@@ -67,7 +71,7 @@ class _OperatorContext:
         return self._context.now()
 
     def store(self) -> Store:
-        return _Part(self._context.store(), f"operator/{self._number}/".encode())
+        return StorePart(self._context.store(), f"operator/{self._number}/".encode())
 
     def schedule(self, key: str, at_ms: int) -> None:
         self._context.schedule(f"operator/{self._number}/{key}", at_ms)

@@ -14,6 +14,8 @@ from headrace.pipeline.credits import KEPT, ROLLING, Credits, OpenGroup
 from headrace.pipeline.dispatch import TaskWriter
 from headrace.pipeline.evaluation import EVALUATION_STREAM, Evaluation
 from headrace.pipeline.leases import Leases, Loss, Work, Worker
+from headrace.pipeline.operators.prompt_operator import Outcome
+from headrace.pipeline.prompt_chain import PromptChain, SkippedPrompt
 from headrace.pipeline.runtime.stage import Context, Received
 from headrace.pipeline.state import read_json, write_json
 from headrace.schemas.config import RunConfig
@@ -33,8 +35,10 @@ from headrace.schemas.records import (
     Prompt,
     Resumed,
     RunEnd,
+    Skipped,
     Step,
     Stop,
+    Taken,
     Trained,
 )
 
@@ -42,6 +46,8 @@ __all__ = ("Schedule",)
 
 SLACK_MS = 2000
 """A lease is given up so long after its deadline: the worker's own report has the right of way."""
+_TAKEN_EVERY = 64
+"""Prompts of a stream between two Taken records."""
 
 
 class Schedule:
@@ -54,6 +60,7 @@ class Schedule:
         self.waiting = Waiting()
         self.evaluation = Evaluation(config.eval, len(config.policies))
         self.writer = TaskWriter(config)
+        self.chain = PromptChain(config)
         self.first_stream = next(iter(config.streams))
         """The stream whose source publishes the held-out prompts before its own."""
         self.ended_streams: set[str] = set()
@@ -74,9 +81,12 @@ class Schedule:
             self.stop_reasons = {int(p): reason for p, reason in saved["stops"].items()}
         for work in self.leases.load(store):
             self.leases.queue(work, self._hosts(work))
+        self.chain.open(context)
         for group in self.credits.groups.values():
             if group.is_rolling():
                 self._queue_replicas(group)
+                if not group.learned:
+                    self.chain.opened(group.group, group.prompt)
 
     def process(self, received: Received, context: Context) -> None:
         """Fold one record of any input."""
@@ -86,6 +96,7 @@ class Schedule:
                 for work in self.leases.demand(record, context.now(), context.store()):
                     self._lost(work, "lease", context)
             case Kept():
+                self._learn(record, context)
                 self._settled(record.policy, [record.group], KEPT, context)
                 self._outcome(record.policy, kept=True)
             case Closed():
@@ -114,7 +125,7 @@ class Schedule:
         """Give up lost leases, admit and dispatch, end the ledgers and the run."""
         if self.over:
             return
-        context.set_paused("prompts", self.waiting.wants_pause())
+        context.set_paused("prompts", self.waiting.wants_pause(self._absent()))
         if context.caught_up("demand", "ledger", "steps"):
             self._give_up(context)
         if context.caught_up("demand"):
@@ -174,12 +185,25 @@ class Schedule:
     def _closed(self, record: Closed, context: Context) -> None:
         if record.reason == "filtered":
             self._outcome(record.policy, kept=False)
+        self._learn(record, context)
         x = self.credits.end(record.group, record.policy)
         if x is None:
             return
         if record.reason == "failed":
             x.failed.append(record.policy)
         self._cancel_if_settled(x, context)
+
+    def _learn(self, record: Kept | Closed, context: Context) -> None:
+        """Tell the operators before rollout what a group brought, by the first of its policies that says so."""
+        x = self.credits.groups.get(record.group)
+        if x is None or x.learned or (isinstance(record, Closed) and record.by != "assemble"):
+            return
+        x.learned = True
+        self.credits.touch_group(x.group)
+        outcome = Outcome(
+            group=x.group, prompt=x.prompt, rewards=tuple(record.raw_rewards), complete=record.complete
+        )  # fmt: skip
+        self.chain.outcome(outcome, context)
 
     def _failed_group(self, x: OpenGroup, context: Context) -> None:
         """Admit a prompt once more for the policies that its group failed for, or lose it by name (protocol 3)."""
@@ -196,6 +220,7 @@ class Schedule:
     def _cancel_if_settled(self, x: OpenGroup, context: Context) -> None:
         """Once no policy waits for the group's trajectories, stop its tasks and see to the policies it failed for."""
         if not x.is_rolling():
+            self.chain.ended(x.group, x.prompt)
             if x.failed:
                 self._failed_group(x, context)
             for work in self.leases.cancel(x.group, context.store()):
@@ -211,6 +236,8 @@ class Schedule:
         first, _ = self.credits.moved(policy, record.version, record.batch, resumed=resumed)
         trained = Trained(policy=policy, batch=record.batch, version=record.version, first=first)
         context.emit("ledger", trained, partition=policy)
+        if not resumed:
+            self.chain.moved(policy, record.version, context)
         if not resumed and self.evaluation.due(record.version):
             self._evaluate(policy, record.version, context)
 
@@ -286,20 +313,57 @@ class Schedule:
         context.emit("tasks", task, partition=self._inbox(worker.name), key=worker.name.encode())
 
     def _admit(self, free: list[Worker], context: Context) -> bool:
-        """Admit one group whose first task a free worker can take; false when nothing can be admitted."""
+        """Admit or skip one prompt whose first task a free worker can take; false when nothing can be admitted."""
+        ready: dict[str, list[tuple[int, int]]] = {}
         for waiting in self.waiting.heads():
-            hosts = tuple(self.config.stream_policies(waiting.prompt.stream))
+            stream = waiting.prompt.stream
+            hosts = tuple(self.config.stream_policies(stream))
             if self.leases.best_worker("train", hosts, free) is None:
                 continue
             if all(self.credits.policies[p].stopped for p in waiting.policies or hosts):
-                self.waiting.take(waiting.prompt.stream, context.store())
+                self._take(stream, context)
                 context.metrics.count("prompts_unused")
                 return True
-            opened = openings(waiting, self.config, self.credits.policies)
+            opened = openings(stream, waiting.policies, self.config, self.credits.policies)
             if opened:
-                self._open_group(self.waiting.take(waiting.prompt.stream, context.store()), opened, context)
-                return True
-        return False
+                ready[stream] = opened
+        chosen = self.chain.select(list(ready), self._absent())
+        if chosen:
+            self._admit_or_skip(self._take(chosen[0], context), ready[chosen[0]], context)
+        return bool(chosen)
+
+    def _admit_or_skip(self, waiting: WaitingPrompt, opened: list[tuple[int, int]], context: Context) -> None:
+        """A retry was let pass when its prompt came first; any other prompt is asked about now (protocol 3)."""
+        skipped = self.chain.decide(waiting.prompt, context) if waiting.retry == 0 else None
+        if skipped is None:
+            self._open_group(waiting, opened, context)
+        else:
+            self._write_skipped(waiting, skipped, context)
+
+    def _write_skipped(self, waiting: WaitingPrompt, skipped: SkippedPrompt, context: Context) -> None:
+        prompt = waiting.prompt
+        record = Skipped(
+            policy=skipped.policy, stream=prompt.stream, prompt_id=prompt.prompt_id, epoch=prompt.epoch,
+            position=prompt.position, operator=skipped.operator, reason=skipped.reason, detail=skipped.detail,
+            sources=[Source(topic="prompts", partition=0, offset=waiting.offset)],
+        )  # fmt: skip
+        context.emit("ledger", record, partition=skipped.policy)
+
+    def _take(self, stream: str, context: Context) -> WaitingPrompt:
+        """Take a stream's first prompt; where there are several streams, tell its source how far that is."""
+        waiting = self.waiting.take(stream, context.store())
+        position = waiting.prompt.position + 1
+        if len(self.config.streams) > 1 and waiting.retry == 0 and position % _TAKEN_EVERY == 0:
+            key = f"taken/{stream}".encode()
+            context.emit("run", Taken(stream=stream, position=position), partition=0, key=key)
+        return waiting
+
+    def _absent(self) -> list[str]:
+        """Streams that have not ended and of which no prompt is at hand."""
+        return [
+            name for name in self.config.streams
+            if name not in self.ended_streams and name not in self.waiting.by_stream
+        ]  # fmt: skip
 
     def _open_group(self, waiting: WaitingPrompt, opened: list[tuple[int, int]], context: Context) -> None:
         prompt, policies = waiting.prompt, self.credits.policies
@@ -311,6 +375,7 @@ class Schedule:
             replicas=stream.group_size + stream.extra_replicas,
         )  # fmt: skip
         self.credits.open(group, context.store())
+        self.chain.opened(group.group, prompt)
         sources = [Source(topic="prompts", partition=0, offset=waiting.offset)]
         admission = Admission(
             group=group.group, prompt_id=prompt.prompt_id, stream=prompt.stream, group_size=stream.group_size,

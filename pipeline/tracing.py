@@ -22,6 +22,7 @@ from headrace.schemas.records import (
     Opened,
     Prompt,
     Record,
+    Skipped,
     Task,
     Trajectory,
 )
@@ -68,6 +69,8 @@ class _Trace:
         self._prompt_id = prompt_id
         self.events: dict[str, Event] = {}
         self.lives: dict[int, _Life] = {}
+        self._offers: dict[int, int] = {}
+        """Offset of each of its rows in ``prompts``, until it is known what became of it, to the time of the record."""
 
     def add(self, raw: RawRecord, text: str) -> None:
         place = str(raw.source)
@@ -81,6 +84,7 @@ class _Trace:
                 text = record.prompt or " | ".join(f"{m.role}: {m.content}" for m in record.messages)
                 row = f"prompt of {record.dataset} row {record.row}, epoch {record.epoch}"
                 self.add(raw, f"{row}: {text[:120]!r}")
+                self._offers[raw.offset] = raw.timestamp_ms
 
     def admissions(self) -> None:
         """Its groups, and replicas of them that failed."""
@@ -95,10 +99,31 @@ class _Trace:
                 self.lives[record.group] = _Life(admission=record, began_ms=raw.timestamp_ms, open=policies)
                 retry = ", a retry" if record.retry else ""
                 self.add(raw, f"admitted as group {record.group}: {record.group_size} replicas{retry}")
+                self._settle(record)
         for raw in failed:
             record = raw.decoded_if_ours()
             if isinstance(record, Failed) and record.group in self.lives:
                 self.add(raw, f"group {record.group} replica {record.replica} failed: {record.reason}")
+
+    def _settle(self, record: Admission | Skipped) -> None:
+        for source in record.sources:
+            self._offers.pop(source.offset, None)
+
+    def skips(self) -> None:
+        """Rows that an operator before rollout has skipped; the ledger is read only while one is unaccounted for."""
+        if not self._offers:
+            return
+        start = self._windows.since("ledger", min(self._offers.values()) - SKEW_MS)
+        for raw in self._windows.read("ledger", start):
+            if ("hr-record", b"Skipped") not in raw.headers:
+                continue
+            record = self._ours(raw)
+            if isinstance(record, Skipped) and record.prompt_id == self._prompt_id:
+                told = f"{record.reason}: {record.detail}".rstrip(": ")
+                self.add(raw, f"skipped in epoch {record.epoch} by {record.operator}: {told}")
+                self._settle(record)
+            if not self._offers:
+                return
 
     def ledger(self) -> None:
         """What became of the credits of its groups; reads on from each admission until all of them have ended."""
@@ -185,6 +210,7 @@ def follow(connection: Connection, prompt_id: str) -> list[Event]:
         trace = _Trace(connection, windows, prompt_id)
         trace.prompts()
         trace.admissions()
+        trace.skips()
         trace.ledger()
         trace.rollouts()
         trace.training()

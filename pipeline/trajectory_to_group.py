@@ -287,7 +287,7 @@ class Assemble:
         context.emit("groups", group, partition=group.policy, key=key)
         kept = Kept(
             policy=group.policy, group=group.group, reward_mean=group.reward_mean, reward_std=group.reward_std,
-            raw_mean=group.raw_mean, complete=not group.short,
+            raw_mean=group.raw_mean, complete=not group.short, raw_rewards=_raw_rewards(draft),
         )  # fmt: skip
         context.emit("ledger", kept, partition=group.policy)
         context.metrics.count("groups_kept", policy=str(group.policy), short=str(group.short).lower())
@@ -306,6 +306,7 @@ class Assemble:
         closed = Closed(
             policy=group.policy, group=group.group, reason=reason, by="assemble", operator=operator, detail=detail,
             prompt_id=group.prompt_id, raw_mean=group.raw_mean, raw_std=group.raw_std, complete=not group.short,
+            raw_rewards=_raw_rewards(draft),
         )  # fmt: skip
         context.emit("ledger", closed, partition=group.policy)
         context.metrics.count("groups_closed", policy=str(group.policy), reason=reason, operator=operator)
@@ -335,3 +336,8 @@ class Assemble:
 
     def _save(self, context: Context) -> None:
         write_json(context.store(), b"run", (self.watermark, self.over))
+
+
+def _raw_rewards(draft: GroupDraft) -> list[float]:
+    """Raw rewards of counted members, by replica."""
+    return [m.raw_reward for m in draft.counted()]

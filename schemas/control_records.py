@@ -32,8 +32,10 @@ __all__ = (
     "Resume",
     "RunEnd",
     "RunManifest",
+    "Skipped",
     "Stop",
     "Suspend",
+    "Taken",
     "Task",
     "Trained",
 )
@@ -72,6 +74,20 @@ class RunEnd:
 
     reason: str
     ended_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """How far ``schedule`` has used a stream's prompts (topic ``run``), in runs of several streams.
+
+    Prompts below ``position`` wait no more. A stream's source stays within a bounded stretch of it, so that no stream
+    fills ``prompts`` while another one is owed.
+
+    Example: Taken(stream="main", position=1042)
+    """
+
+    stream: str
+    position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +248,32 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """Ledger: an operator before rollout has dropped a prompt; no group opens for it in this epoch.
+
+    ``reason`` is the operator's word for why, ``detail`` says the numbers that decided it. The ledger is that of the
+    policy which the operator goes by.
+
+    Example: Skipped(policy=0, stream="main", prompt_id="7d0c8a3e4f2b1a90", epoch=2, position=1041, operator="greso",
+    reason="probably_easy", detail="3 groups in a row were easy; kept with 0.1250, drew 0.8123")
+    """
+
+    policy: int
+    stream: str
+    prompt_id: str
+    epoch: int
+    position: int
+    operator: str
+    reason: str
+    detail: str = ""
+    sources: list[Source] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """Ledger: the group passed ``assemble`` and waits to be batched.
+
+    ``raw_rewards`` are those of its counted members, by replica: what operators before rollout learn from.
 
     Example: Kept(policy=0, group=5, reward_mean=.5, reward_std=.53, raw_mean=.5, complete=True)
     """
@@ -244,6 +284,7 @@ class Kept:
     reward_std: float = 0.0
     raw_mean: float = 0.0
     complete: bool = True
+    raw_rewards: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +304,8 @@ class Closed:
     """Ledger: a credit ends without training. The first ending record of a credit counts (protocol 3).
 
     ``reason`` is one of CLOSE_REASONS, ``by`` the stage, ``operator`` and ``detail`` say which rule and why in words.
-    ``raw_mean``, ``raw_std`` and ``tokens`` (trained ones) are of a group that had closed, 0 for one that had not.
+    ``raw_mean``, ``raw_std``, ``raw_rewards`` (of counted members, by replica) and ``tokens`` (trained ones) are of a
+    group that had closed, 0 for one that had not.
 
     Example: Closed(policy=0, group=5, reason="filtered", by="assemble", operator="dynamic_sampling",
     detail="zero_variance: all 8 rewards are 1")
@@ -280,6 +322,7 @@ class Closed:
     raw_std: float = 0.0
     tokens: int = 0
     complete: bool = True
+    raw_rewards: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

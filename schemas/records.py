@@ -20,8 +20,10 @@ from headrace.schemas.control_records import (
     Resume,
     RunEnd,
     RunManifest,
+    Skipped,
     Stop,
     Suspend,
+    Taken,
     Task,
     Trained,
 )
@@ -75,27 +77,29 @@ __all__ = (
     "RunEnd",
     "RunManifest",
     "Score",
+    "Skipped",
     "Step",
     "Stop",
     "Suspend",
+    "Taken",
     "Task",
     "Trained",
     "Trajectory",
 )
 
 Record = (
-    RunManifest | RunEnd | Prompt | End | Demand | Task | Cancel | Suspend | Resume | Stop | Admission | Failed
-    | Trajectory | Score | Partial | Member | Group | Opened | Kept | NeedsScore | Closed | Batched | Trained | Item
-    | Manifest | Step | Rollback | Resumed | Head | EvalResult
+    RunManifest | RunEnd | Taken | Prompt | End | Demand | Task | Cancel | Suspend | Resume | Stop | Admission | Failed
+    | Trajectory | Score | Partial | Member | Group | Opened | Skipped | Kept | NeedsScore | Closed | Batched | Trained
+    | Item | Manifest | Step | Rollback | Resumed | Head | EvalResult
 )  # fmt: skip
 """Any record."""
 
 RECORD_TYPES: dict[str, type[Record]] = {
     cls.__name__: cls
     for cls in (
-        RunManifest, RunEnd, Prompt, End, Demand, Task, Cancel, Suspend, Resume, Stop, Admission, Failed, Trajectory,
-        Score, Partial, Member, Group, Opened, Kept, NeedsScore, Closed, Batched, Trained, Item, Manifest, Step,
-        Rollback, Resumed, Head, EvalResult,
+        RunManifest, RunEnd, Taken, Prompt, End, Demand, Task, Cancel, Suspend, Resume, Stop, Admission, Failed,
+        Trajectory, Score, Partial, Member, Group, Opened, Skipped, Kept, NeedsScore, Closed, Batched, Trained, Item,
+        Manifest, Step, Rollback, Resumed, Head, EvalResult,
     )
 }  # fmt: skip
 """Record classes by name."""

@@ -57,8 +57,9 @@ class TopicSpec:
 
 TOPICS: tuple[TopicSpec, ...] = (
     TopicSpec(
-        name="run", partitions="one", by="-", records=("RunManifest", "RunEnd"), compacted=True,
-        writers=("flow", "prompt_to_task"), readers=("task_to_trajectory", "batch_to_step", "verify"),
+        name="run", partitions="one", by="-", records=("RunManifest", "RunEnd", "Taken"), compacted=True,
+        writers=("flow", "prompt_to_task"),
+        readers=("dataset_to_prompt", "task_to_trajectory", "batch_to_step", "verify"),
     ),
     TopicSpec(
         name="prompts", partitions="one", by="-", records=("Prompt", "End"),
@@ -87,7 +88,7 @@ TOPICS: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         name="ledger", partitions="policies", by="policy",
-        records=("Opened", "Kept", "NeedsScore", "Closed", "Batched", "Trained", "End"),
+        records=("Opened", "Skipped", "Kept", "NeedsScore", "Closed", "Batched", "Trained", "End"),
         writers=("prompt_to_task", "trajectory_to_group", "group_to_batch"),
         readers=("prompt_to_task", "group_to_batch", "report", "verify"),
     ),

@@ -68,6 +68,8 @@ class TrainerConfig(Section):
     """B: groups of a batch."""
     max_steps: int = Field(0, ge=0)
     """Versions after which the policy stops; 0: only the data's end stops it."""
+    max_samples: int = Field(0, ge=0)
+    """Trained trajectories, replayed ones too, after whose batch the policy stops; 0: no such end."""
     loss: str = "decoupled_ppo"
     """Name of the loss plug-in."""
     loss_options: dict[str, Any] = Field(default_factory=dict)

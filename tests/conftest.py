@@ -66,6 +66,7 @@ def _examples() -> dict[str, records.Record]:
             run="first", created_ms=1, tokenizer_digest="9f", policies=["main"], partitions={"tasks": 64}
         ),
         records.RunEnd(reason="steps", ended_ms=2),
+        records.Taken(stream="main", position=1042),
         prompt,
         records.End(reason="epochs", count=512),
         records.Demand(
@@ -149,7 +150,12 @@ def _examples() -> dict[str, records.Record]:
             sources=[source],
         ),
         records.Opened(policy=0, group=5, stream="main", prompt_id="7d0c8a3e4f2b1a90", min_version=4, cap=64),
-        records.Kept(policy=0, group=5, reward_mean=0.5, reward_std=0.53, raw_mean=0.5),
+        records.Skipped(
+            policy=0, stream="main", prompt_id="7d0c8a3e4f2b1a90", epoch=2, position=1041, operator="greso",
+            reason="probably_easy", detail="3 groups in a row were easy; kept with 0.1250, drew 0.8123",
+            sources=[source],
+        ),
+        records.Kept(policy=0, group=5, reward_mean=0.5, reward_std=0.53, raw_mean=0.5, raw_rewards=[1.0, 0.0]),
         records.NeedsScore(policy=0, group=5, members=[source]),
         records.Closed(
             policy=0, group=5, reason="filtered", by="assemble", operator="dynamic_sampling", detail="zero_variance"

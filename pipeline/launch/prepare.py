@@ -21,6 +21,7 @@ from headrace.connectors.cluster_runs import has_record_since
 from headrace.connectors.kafka import Connection
 from headrace.connectors.model_folder import tokenizer_digest
 from headrace.pipeline.launch.folder import RunFolder
+from headrace.pipeline.prompt_chain import resolved
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig, dump_config, load_config
 from headrace.schemas.errors import EXIT_CONFIGURATION, ConfigurationError, HeadraceError
@@ -52,7 +53,7 @@ def resolve(
         )
     if resume and not folder.config.exists():
         raise ConfigurationError(f"no run {config.run.id} in {folder.path} to go on with")
-    return _filled(config, folder.path, Path(files[0]).absolute().parent)
+    return resolved(_filled(config, folder.path, Path(files[0]).absolute().parent))
 
 
 def _of_folder(path: Path, overrides: Sequence[str], resume: bool) -> RunConfig:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.proofs.facts import Facts, Proof
-from headrace.schemas.records import Batched, Closed, End, Kept, Opened, Record, Trained
+from headrace.schemas.records import Batched, Closed, End, Kept, Opened, Record, Skipped, Trained
 
 __all__ = (
     "Account",
@@ -148,7 +148,10 @@ def admissions_open_credits(facts: Facts, accounts: Sequence[Account]) -> Proof:
 
 
 def admitted_once(facts: Facts) -> Proof:
-    """No prompt record was admitted twice; a failed group's retry counts as its own admission."""
+    """No prompt record was admitted twice; a failed group's retry counts as its own admission.
+
+    What an operator before rollout has skipped by name was not admitted, and is not lost.
+    """
     seen: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
     for admission in facts.admissions:
         offsets = [s.offset for s in admission.sources if s.topic == "prompts"]
@@ -158,16 +161,21 @@ def admitted_once(facts: Facts) -> Proof:
         f"prompts[0]@{offset} was admitted {n} times (retry {retry})" for (offset, retry, _), n in seen.items() if n > 1
     ]
     admitted = {offset for offset, _, _ in seen}
+    records = [r for ledger in facts.ledger.values() for r in ledger if isinstance(r, Skipped)]
+    skipped = Counter(source.offset for record in records for source in record.sources)
+    breaches += [f"prompts[0]@{offset} was skipped {n} times" for offset, n in skipped.items() if n > 1]
+    breaches += [f"prompts[0]@{offset} was admitted and skipped" for offset in sorted(admitted & skipped.keys())]
     ended = any(isinstance(r, End) for ledger in facts.ledger.values() for r in ledger)
     if facts.finished and ended and all(not _stopped_early(facts, policy) for policy in range(len(facts.policies))):
         breaches += [
             f"prompts[0]@{at} was never admitted"
             for at, prompt in facts.prompts
-            if at not in admitted and prompt.stream != EVALUATION_STREAM
+            if at not in admitted and at not in skipped and prompt.stream != EVALUATION_STREAM
         ]
     return Proof(
-        name="no prompt was admitted twice or lost", count=len(admitted), unit="prompts", breaches=tuple(breaches)
-    )
+        name="no prompt was admitted twice or lost", count=len(admitted), unit="prompts", breaches=tuple(breaches),
+        note=f"{len(skipped)} skipped by name" if skipped else "",
+    )  # fmt: skip
 
 
 def _stopped_early(facts: Facts, policy: int) -> bool:

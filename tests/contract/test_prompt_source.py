@@ -16,11 +16,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from headrace.connectors.kafka import Connection
-from headrace.pipeline.dataset_to_prompt import LEAD
+from headrace.pipeline.dataset_to_prompt import LEAD, STREAM_LEAD
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig, dump_config
 from headrace.schemas.ids import consumer_group
-from headrace.schemas.records import End, Prompt, RunEnd
+from headrace.schemas.records import End, Prompt, RunEnd, Taken
 from headrace.schemas.topics import partition_counts
 
 pytestmark = pytest.mark.timeout(240)
@@ -74,6 +74,14 @@ class Bench:
     def published(self) -> list[Any]:
         assert self.connection is not None
         return [raw.decoded() for raw in self.connection.read_topic("prompts")]
+
+    def tell(self, record: RunEnd | Taken, key: bytes) -> None:
+        """Write into the topic ``run``, as schedule does."""
+        assert self.connection is not None
+        producer = self.connection.producer("rig")
+        headers = headers_of(record, self.run, "0")
+        self.connection.produce(producer, "run", encode(record), partition=0, key=key, headers=headers)
+        producer.flush(10)
 
     def schedule_reads_to(self, offset: int) -> None:
         assert self.connection is not None
@@ -143,10 +151,35 @@ def test_it_stays_a_bounded_stretch_ahead_and_ends_with_the_run(bench: Bench) ->
     _until(lambda: connection.end_offsets("prompts")[0] >= LEAD + 3900)
     positions = [p.position for p in bench.published()]
     assert positions == list(range(len(positions))), "a killed source loses and repeats nothing"
-    producer = connection.producer("rig")
-    mark = RunEnd(reason="steps", ended_ms=1)
-    connection.produce(producer, "run", encode(mark), partition=0, key=b"end", headers=headers_of(mark, bench.run, "0"))
-    producer.flush(10)
+    bench.tell(RunEnd(reason="steps", ended_ms=1), b"end")
+    assert bench.finish()[0] == 0
+
+
+def test_of_several_streams_each_stays_a_stretch_ahead_of_what_is_used_of_it(bench: Bench) -> None:
+    """So no stream can fill the topic while schedule looks for a prompt of another one."""
+    bench.rows(100)
+    streams = {"other": {"dataset": str(bench.dataset)}}
+    bench.start({}, streams=dict(streams))
+    connection = bench.connection
+    assert connection is not None
+
+    def published(count: int) -> None:
+        _until(lambda: connection.end_offsets("prompts")[0] >= count)
+        time.sleep(1.2)
+        assert [p.position for p in bench.published()] == list(range(count))
+
+    published(STREAM_LEAD)
+    bench.schedule_reads_to(STREAM_LEAD)
+    bench.tell(Taken(stream="other", position=4096), b"taken/other")
+    bench.tell(Taken(stream="main", position=64), b"taken/main")
+    published(STREAM_LEAD + 64)
+    assert bench.process is not None
+    bench.process.kill()
+    bench.finish()
+    bench.tell(Taken(stream="main", position=128), b"taken/main")
+    bench.start({}, streams=dict(streams))
+    published(STREAM_LEAD + 128)
+    bench.tell(RunEnd(reason="steps", ended_ms=1), b"end")
     assert bench.finish()[0] == 0
 
 

@@ -31,14 +31,14 @@ from headrace.schemas.records import (
 )
 
 
-def violations(world: World) -> list[str]:
-    """Every breach of an invariant."""
+def violations(world: World, *, once: bool = True) -> list[str]:
+    """Every breach of an invariant; ``once``: prompts come once, and nothing skips them."""
     bad = list(world.bad)
     if not world.finished():
         bad.append(f"not finished: {[key for key, t in world.driver.tasks.items() if not t.stage_is_over()]}")
     bad += [f"dead letter: {error!r}" for _, error in world.driver.dead_letters]
     admissions = {r.group: r for r in world.driver.records("admissions") if isinstance(r, Admission)}
-    bad += _prompts(world, admissions)
+    bad += _prompts(world, admissions) if once else []
     bad += _leases(world, admissions)
     bad += _idle(world, admissions)
     bad += _given_up(world, admissions)

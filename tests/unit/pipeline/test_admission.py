@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stage_feed import make_config, make_prompt
 
-from headrace.pipeline.admission import PAUSE_ABOVE, RESUME_BELOW, Waiting, WaitingPrompt, openings
+from headrace.pipeline.admission import PAUSE_ABOVE, RESUME_BELOW, Waiting, openings
 from headrace.pipeline.credits import Credits
 from headrace.pipeline.runtime.store import MemoryStore, StoreView
 
@@ -63,11 +63,9 @@ def test_pacing(pacing: str, rolling: tuple[int, int], stopped: tuple[int, ...],
     for p, count in zip(figures, rolling, strict=True):
         p.rolling = count
         p.stopped = p.index in stopped
-    waiting = WaitingPrompt(number=0, prompt=make_prompt(0), offset=0)
-    assert openings(waiting, config, figures) == [(p, 2) for p in expected]
+    assert openings("main", (), config, figures) == [(p, 2) for p in expected]
 
 
 def test_a_retry_opens_only_for_the_policies_that_failed() -> None:
     config = make_config(policies={"a": {"model": "none"}, "b": {"model": "none"}})
-    waiting = WaitingPrompt(number=0, prompt=make_prompt(0), offset=0, retry=1, policies=(1,))
-    assert openings(waiting, config, Credits(config, frozenset()).policies) == [(1, 4)]
+    assert openings("main", (1,), config, Credits(config, frozenset()).policies) == [(1, 4)]

@@ -14,6 +14,16 @@ from headrace.pipeline.operators.operator import GroupDraft, OperatorConfigurati
 from headrace.schemas.errors import ConfigurationError
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "accept_all": [{}],
+    "admission": [{"depth": 0.5}, {"alpha": 2}],
+    "curriculum": [
+        {"bounds": [1, 3], "phases": [{"weights": [1, 1, 0]}, {"start": 1, "weights": [1, 2, 1]}]},
+        {"ceiling": [[0, 1], [2, 4]]},
+    ],
+    "filter_solved": [{"decay": 0.3, "threshold": 0.8}],
+    "greso": [{"warm_up": 3}, {"preset": "greso_repo", "hard_reward": 0.0}],
+    "mix": [{"weights": {"main": 1}}, {"by": "task_type", "weights": {"even": 1, "odd": 3}}],
+    "replicate": [{"preset": "flaky"}],
     "dedup": [{"window": 6}, {"action": "drop", "window": 3}],
     "downsample": [{"keep": 2}, {"keep": 2, "rest": "renormalise"}],
     "dynamic_sampling": [{}, {"test": "allclose"}],
@@ -119,8 +129,8 @@ CLASSES = {c.__name__: c for c in (
     ],
 )
 def test_a_broken_promise_is_found(name: str, broken: set[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipeline.operator_chain.operator_class", lambda entry: CLASSES[entry.type])
-    monkeypatch.setattr("headrace.pipeline.flow.operator_class", lambda entry: CLASSES[entry.type])
+    for module in ("flow", "operator_chain", "prompt_chain", "serving"):
+        monkeypatch.setattr(f"headrace.pipeline.{module}.operator_class", lambda entry: CLASSES[entry.type])
     checks = conformance(name, groups=14)
     found = {check.name: check.detail for check in checks if not check.passed}
     assert set(found) == broken

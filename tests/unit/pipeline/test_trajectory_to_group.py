@@ -321,7 +321,8 @@ class Breaks:
 
 
 def test_an_operator_that_raises_fails_the_group_by_name_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipeline.operator_chain.operator_class", lambda entry: Breaks)
+    for module in ("operator_chain", "prompt_chain"):
+        monkeypatch.setattr(f"headrace.pipeline.{module}.operator_class", lambda entry: Breaks)
     driver = fed(config=make_config(operators=[{"type": "breaks"}]), admitted=2)
     for group in (0, 1):
         report(driver, (0, 0.0), (1, 1.0), group=group)
