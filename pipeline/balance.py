@@ -4,7 +4,7 @@ In: records of ``steps``, ``ledger``, ``demand`` and the heads of trajectories, 
 the last versions. The rule is AstraFlow's in three zones (arXiv 2605.15565, 4.2.1; spec/dataflow.md 5). Two things are
 ours. Every policy's trainer has a wait share of its own, so two trainers that take turns are no false alarm. And
 admission holds a pool back that is too large, so what entered says nothing of what it could make: entered groups are
-divided by the share of the time in which workers were busy.
+counted where they leave (trained, or too old) and divided by the share of the time in which workers were busy.
 """
 
 import math
@@ -126,8 +126,9 @@ class WorkerRow:
 class BalanceReport:
     """The window's figures and the decision; ``size`` and ``target`` are in workers.
 
-    wait_share: of the policy that waits most. busy_share: of all slots of living workers. entered: groups that the pool
-    would have made if every slot had been busy; the shrinking zone compares it with ``consumed``.
+    wait_share: of the policy that waits most. busy_share: of all slots of living workers. entered: groups that were
+    trained or grew too old, divided by the busy share: what the pool would have made with every slot busy. What is in
+    stock meanwhile does not count, since admission bounds it.
     """
 
     since_ms: int
@@ -205,8 +206,8 @@ class Balance:
         slots = sum(w.slots for w in alive)
         busy = sum(w.busy * w.slots for w in alive) / slots if slots else 0.0
         wait = max(row.wait_share for row in rows)
-        consumed, kept = sum(r.consumed for r in rows), sum(r.kept for r in rows)
-        entered = kept / busy if busy else 0.0
+        consumed, stale = sum(r.consumed for r in rows), sum(r.stale for r in rows)
+        entered = (consumed + stale) / busy if busy else 0.0
         decision = decide(len(alive), wait, entered, consumed, self._zones)
         decision = with_reserve(decision, len(alive), busy, self._zones)
         return BalanceReport(

@@ -141,7 +141,7 @@ def autoscale(seed: int, steps: int = 100) -> dict[str, float]:
         out |= _costs(f"fixed {size}", fixed.seconds, fixed.engine_seconds, fixed.wait_share)
     bounds, zones = (
         Bounds(least=2, most=14, cool_down_seconds=60),
-        Zones(grow_above=0.04, shrink_below=0.02, margin=1.06, busy_above=0.94),
+        Zones(grow_above=0.04, shrink_below=0.02, busy_above=0.96),
     )
     pool = ScaledPool(pool_plan(11, seed, steps), bounds, versions=3, zones=zones)
     scaled = pool.play().outcome()

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline.balance import HIGH_WAIT, LOW_WAIT, Balance, BalanceReport, Zones, decide, wait_share
+from headrace.pipeline.balance import (
+    HIGH_WAIT,
+    LOW_WAIT,
+    Balance,
+    BalanceReport,
+    Zones,
+    decide,
+    wait_share,
+    with_reserve,
+)
 from headrace.pipeline.run_records import TrajectoryHead
 from headrace.schemas.parts import HeldTask
 from headrace.schemas.records import Batched, Closed, Demand, Kept, Resumed, Step, Stop
@@ -156,3 +165,33 @@ def test_zones_can_be_moved() -> None:
     assert decide(10, 0.05, 10, 10).branch == "hold"
     assert decide(10, 0.05, 10, 10, eager).branch == "grow"
     assert decide(10, 0.0, 30, 10, eager).target == 5
+
+
+def test_filling_the_stock_is_no_reason_to_shrink() -> None:
+    """A busy pool whose kept groups pile up ahead of the trainer, as they do after a wait, is not too large."""
+    records = steps(0, 11, 10, 0.0)
+    records += [(t, demand(f"w{n}", t, 10)) for n in range(4) for t in range(0, 101, 5)]
+    for n in range(1, 11):
+        records += [(10 * n - 5, Kept(policy=0, group=g)) for g in range(16)]
+        records += [(10 * n - 4, Batched(policy=0, batch=n, groups=list(range(8))))]
+    assert report_of(records).target == 4
+
+
+def test_work_that_is_thrown_away_as_stale_is() -> None:
+    records = steps(0, 11, 10, 0.0)
+    records += [(t, demand(f"w{n}", t, 10)) for n in range(4) for t in range(0, 101, 5)]
+    for n in range(1, 11):
+        records += [(10 * n - 4, Batched(policy=0, batch=n, groups=list(range(8))))]
+        records += [(10 * n - 3, Closed(policy=0, group=g, reason="stale", by="batch")) for g in range(8)]
+    assert (report_of(records).branch, report_of(records).target) == ("shrink", 3)
+
+
+def test_a_pool_without_reserve_grows_before_anybody_waits_if_told_to() -> None:
+    reserve = Zones(busy_above=0.95)
+    held = decide(10, 0.0, 100, 100)
+    assert with_reserve(held, 10, 0.97, Zones()) == held
+    assert with_reserve(held, 10, 0.94, reserve) == held
+    assert with_reserve(held, 10, 0.97, reserve).branch == "grow"
+    assert [with_reserve(held, n, 1.0, reserve).target for n in (1, 10, 20)] == [2, 11, 22]
+    grown = decide(10, 0.5, 100, 100)
+    assert with_reserve(grown, 10, 1.0, reserve) == grown
