@@ -59,18 +59,20 @@ def check_sequence(sequence: Sequence) -> None:
     if sequence.sound:
         return
     n = sequence.tokens.size
-    for name in ("logprobs", "mask", "versions"):
-        size = getattr(sequence, name).size
-        if size != n:
-            raise InvalidRecord(f"{name} has {size} entries for {n} tokens: all four arrays must be of one length")
+    logprobs, mask, versions = sequence.logprobs, sequence.mask, sequence.versions
+    for name, array in (("logprobs", logprobs), ("mask", mask), ("versions", versions)):
+        if array.size != n:
+            raise InvalidRecord(
+                f"{name} has {array.size} entries for {n} tokens: all four arrays must be of one length"
+            )
     if sequence.end_reason not in END_REASONS:
         raise InvalidRecord(f"end_reason {sequence.end_reason!r} is none of {', '.join(END_REASONS)}")
-    if not np.logical_and.reduce(np.isfinite(sequence.logprobs)):
-        at = int(np.flatnonzero(~np.isfinite(sequence.logprobs))[0])
-        raise InvalidRecord(f"logprobs[{at}] is {sequence.logprobs[at]}: log-probs must be finite")
-    versions = sequence.versions[sequence.mask != 0]
-    if versions.size:
-        oldest = int(np.minimum.reduce(versions))
+    if not np.logical_and.reduce(np.isfinite(logprobs)):
+        at = int(np.flatnonzero(~np.isfinite(logprobs))[0])
+        raise InvalidRecord(f"logprobs[{at}] is {logprobs[at]}: log-probs must be finite")
+    trained = versions[mask != 0]
+    if trained.size:
+        oldest = int(np.minimum.reduce(trained))
         if oldest < 0:
             raise InvalidRecord("versions: a token with mask 1 has no policy version")
         if oldest != sequence.oldest_version:

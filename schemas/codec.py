@@ -105,6 +105,18 @@ class _Reading(NamedTuple):
     tail: SequenceTail | None
     make_with_tail: Callable[[dict[str, Any]], Any]
     """For data whose sequences were read already."""
+    make_sequence: Callable[[dict[str, Any]], Any]
+    """For what the tail reads of one."""
+
+
+class _Writing(NamedTuple):
+    """What it takes to write a record of one class."""
+
+    schema: Any
+    prefix: bytes
+    data_of: Callable[[Any], dict[str, Any]]
+    tail: SequenceTail | None
+    data_before_tail: Callable[[Any], dict[str, Any]]
 
 
 @cache
@@ -112,7 +124,20 @@ def _reading(name: str) -> _Reading | None:
     cls: Any = RECORD_TYPES.get(name)
     if cls is None:
         return None
-    return _Reading(_packaged(name)[0], _from_avro(cls), _tail(name), _from_avro(cls, ready=(SEQUENCES,)))
+    return _Reading(
+        schema=_packaged(name)[0],
+        make=_from_avro(cls),
+        tail=_tail(name),
+        make_with_tail=_from_avro(cls, ready=(SEQUENCES,)),
+        make_sequence=_from_avro(Sequence, ready=SequenceTail.READY),
+    )
+
+
+@cache
+def _writing(cls: type) -> _Writing:
+    schema, number, _ = _packaged(cls.__name__)
+    prefix = _PREFIX.pack(0, number)
+    return _Writing(schema, prefix, _to_avro(cls), _tail(cls.__name__), _to_avro(cls, without=SEQUENCES))
 
 
 @cache
@@ -175,19 +200,17 @@ def encode_after(before: bytes, record: Record) -> bytes:
     Sequences that were decoded with ``keep_wire`` are written as the bytes they came in. Raises as ``encode`` does.
     """
     check_record(record)
-    cls: Any = type(record)
-    parsed, number, _ = _packaged(cls.__name__)
-    tail = _tail(cls.__name__)
-    sequences: list[Sequence] = getattr(record, "sequences", [])
+    writing = _writing(type(record))
+    tail = writing.tail
+    sequences: list[Sequence] = getattr(record, SEQUENCES, [])
     ending = tail.pieces(sequences) if tail is not None else None
     out = io.BytesIO()
-    out.write(before)
-    out.write(_PREFIX.pack(0, number))
+    out.write(before + writing.prefix)
     try:
         if tail is None or ending is None:
-            fastavro.schemaless_writer(out, parsed, _to_avro(cls)(record))
+            fastavro.schemaless_writer(out, writing.schema, writing.data_of(record))
             return out.getvalue()
-        fastavro.schemaless_writer(out, tail.head, _to_avro(cls, without=SEQUENCES)(record))
+        fastavro.schemaless_writer(out, tail.head, writing.data_before_tail(record))
         return b"".join((out.getvalue(), *ending))
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.start + 1]
@@ -245,7 +268,7 @@ def _read(value: bytes, name: str, writer: Any, *, keep_wire: bool) -> Record:
     data: Any
     try:
         if keep_wire and tail is not None and writer is reader:
-            data = tail.read(value, stream, _from_avro(Sequence, ready=SequenceTail.READY))
+            data = tail.read(value, stream, reading.make_sequence)
             record: Record = reading.make_with_tail(data)
         else:
             data = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
@@ -372,7 +395,7 @@ def _nested(hint: Any, of: Callable[[type], Callable[[Any], Any]]) -> Callable[[
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is list and is_dataclass(arguments[0]):
         one = of(arguments[0])  # type: ignore[arg-type]
-        return lambda values: [one(v) for v in values]
+        return lambda values: list(map(one, values))
     if origin is dict and is_dataclass(arguments[1]):
         one = of(arguments[1])  # type: ignore[arg-type]
         return lambda values: {k: one(v) for k, v in values.items()}

@@ -19,7 +19,10 @@ __all__ = ("SEQUENCES", "SequenceTail")
 
 SEQUENCES = "sequences"
 """The field with which such a record ends."""
-_ARRAYS = {"tokens": np.dtype("<i4"), "logprobs": np.dtype("<f4"), "mask": np.dtype("u1"), "versions": np.dtype("<i4")}
+_ARRAYS = tuple(
+    (name, np.dtype(dtype), np.dtype(dtype).itemsize)
+    for name, dtype in (("tokens", "<i4"), ("logprobs", "<f4"), ("mask", "u1"), ("versions", "<i4"))
+)
 """The arrays of a Sequence in their order; only its extras follow them."""
 _EXTRAS = "extras"
 
@@ -27,7 +30,7 @@ _EXTRAS = "extras"
 class SequenceTail:
     """A record's schema in parts: the fields before ``sequences``, and a Sequence's before its arrays and behind."""
 
-    READY: ClassVar[tuple[str, ...]] = (*_ARRAYS, _EXTRAS)
+    READY: ClassVar[tuple[str, ...]] = (*(name for name, _, _ in _ARRAYS), _EXTRAS)
     """Fields of a Sequence that ``read`` does not leave to the converter."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -35,7 +38,7 @@ class SequenceTail:
         self.head: Any = fastavro.parse_schema({**schema, "fields": head})
         item = last["type"]["items"]
         names = [field["name"] for field in item["fields"]]
-        first = names.index(next(iter(_ARRAYS)))
+        first = names.index(self.READY[0])
         if tuple(names[first:]) != self.READY:
             raise ValueError(f"a Sequence ends with {names[first:]}; it has to end with {list(self.READY)}")
         self._front: Any = fastavro.parse_schema({**item, "fields": item["fields"][:first]})
@@ -77,12 +80,11 @@ class SequenceTail:
         stream.seek(at)
         fields: Any = fastavro.schemaless_reader(stream, self._front, None)
         at = stream.tell()
-        for name, dtype in _ARRAYS.items():
+        for name, dtype, width in _ARRAYS:
             size, at = _read_long(value, at)
-            count, rest = divmod(size, dtype.itemsize)
-            if rest or size < 0:
+            if size % width or size < 0:
                 raise UndecodableRecord(f"{size} bytes are no whole number of {dtype} entries")
-            fields[name] = np.frombuffer(value, dtype, count, at) if count else np.frombuffer(b"", dtype)
+            fields[name] = np.frombuffer(value, dtype, size // width, at) if size else np.frombuffer(b"", dtype)
             at += size
         if value[at] == 0:
             fields[_EXTRAS] = {}
