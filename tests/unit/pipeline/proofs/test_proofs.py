@@ -7,12 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_facts import admission, closed, manifest, opened, step, whole_run
+from run_facts import admission, closed, manifest, opened, prompt, step, whole_run
 
 from headrace.pipeline.proofs.facts import CheckpointFact, Facts, Proof, item_fact
 from headrace.pipeline.verify import prove
-from headrace.schemas.parts import Sequence
-from headrace.schemas.records import Batched, Closed, Item, Kept, Opened, Resumed, Rollback, Step, Trained
+from headrace.schemas.parts import Sequence, Source
+from headrace.schemas.records import (
+    Batched,
+    Closed,
+    End,
+    Item,
+    Kept,
+    Opened,
+    Resumed,
+    Rollback,
+    Skipped,
+    Step,
+    Trained,
+)
 
 
 def broken(facts: Facts) -> dict[str, Proof]:
@@ -115,6 +127,14 @@ def _admitted_twice(facts: Facts) -> None:
     facts.ledger[0] += [opened(5), closed(5)]
 
 
+def _skipped(offset: int, times: int = 1) -> Callable[[Facts], None]:
+    record = Skipped(
+        policy=0, stream="main", prompt_id="p", epoch=0, position=offset, operator="greso", reason="probably_easy",
+        sources=[Source(topic="prompts", partition=0, offset=offset)],
+    )  # fmt: skip
+    return lambda facts: facts.ledger[0].extend([record] * times)
+
+
 def _gap_in_groups(facts: Facts) -> None:
     facts.admissions.append(admission(7))
     facts.ledger[0] += [opened(7), closed(7)]
@@ -144,6 +164,8 @@ AGREE = "admissions and opened credits agree"
          "admission stayed within its caps", "credit 4 under a cap of 3"),
         (_prompt_twice, "the source wrote every row once", "position 4"),
         (_admitted_twice, "no prompt was admitted twice or lost", "2 times"),
+        (_skipped(4), "no prompt was admitted twice or lost", "prompts[0]@4 was admitted and skipped"),
+        (_skipped(5, 2), "no prompt was admitted twice or lost", "prompts[0]@5 was skipped 2 times"),
         (_second_manifest, ONCE, "2 manifests"),
         (_group_in_two_batches, ONCE, "trained fresh 2 times"),
         (_group_in_two_batches, LOST, "only one of ledger and manifest"),
@@ -169,6 +191,17 @@ def test_a_breach_is_seen(breakage: Callable[[Facts], None], name: str, words: s
     found = broken(facts)
     assert name in found, f"only {list(found)} failed"
     assert any(words in breach for breach in found[name].breaches), found[name].breaches
+
+
+def test_a_prompt_that_is_neither_admitted_nor_skipped_is_lost() -> None:
+    facts = whole_run()
+    facts.prompts.append((5, prompt(5)))
+    facts.ledger[0].append(End(reason="data"))
+    (lost,) = broken(facts).values()
+    assert lost.breaches == ("prompts[0]@5 was never admitted",)
+    _skipped(5)(facts)
+    assert broken(facts) == {}
+    assert "1 skipped by name" in [proof.note for proof in prove(facts)]
 
 
 def test_undecodable_records_are_a_breach() -> None:
