@@ -101,6 +101,15 @@ def test_placeholders_are_filled(recipe: Path) -> None:
     assert config.streams["main"].dataset == str(recipe.parent / "train.jsonl")
 
 
+def test_operators_that_set_depth_and_replicas_stand_in_the_configuration_of_every_part(recipe: Path) -> None:
+    entries = '[{type = "admission", alpha = 1.5}, {type = "replicate", extra = 2}]'
+    config = made(start(recipe, "run.id=sets", f"operators={entries}"))
+    again = RunFolder.of(config).read_config()
+    for found in (config, again):
+        (policy,), (stream,) = found.policies.values(), found.streams.values()
+        assert (policy.depth, policy.max_staleness, stream.extra_replicas) == (1.5, 2, 2)
+
+
 def test_the_warm_start_runs_once_with_seed_and_folder(recipe: Path) -> None:
     (recipe.parent / "make.py").write_text(
         "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); (p / 'seed').write_text(sys.argv[2])\n"
