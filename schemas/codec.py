@@ -200,7 +200,8 @@ def encode_after(before: bytes, record: Record) -> bytes:
     Sequences that were decoded with ``keep_wire`` are written as the bytes they came in. Raises as ``encode`` does.
     """
     check_record(record)
-    writing = _writing(type(record))
+    cls: Any = type(record)
+    writing = _writing(cls)
     tail = writing.tail
     sequences: list[Sequence] = getattr(record, SEQUENCES, [])
     ending = tail.pieces(sequences) if tail is not None else None
@@ -358,7 +359,7 @@ def _from_avro(cls: type, ready: tuple[str, ...] = ()) -> Callable[[dict[str, An
             converted.append((f.name, put, convert))
 
     def make(data: dict[str, Any]) -> Any:
-        instance = object.__new__(cls)
+        instance: Any = object.__new__(cls)
         for name, put in plain:
             put(instance, data[name])
         for name, put, convert in converted:
