@@ -12,6 +12,7 @@ from headrace.pipeline.operator_chain import GROUP_KINDS, OperatorChain, operato
 from headrace.pipeline.prompt_chain import PROMPT_KINDS, PromptChain, resolved
 from headrace.pipeline.prompt_to_task import Schedule
 from headrace.pipeline.runtime.stage import Stage, StageFactory
+from headrace.pipeline.serving import SERVING_KINDS, Serving
 from headrace.pipeline.trajectory_to_group import Assemble
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
@@ -19,10 +20,14 @@ from headrace.schemas.topics import STORES, SUB_TOPOLOGIES, TOPICS
 
 __all__ = ("STAGES", "describe", "filtered_policies", "scored_streams", "validate")
 
-ORDER = (*PROMPT_KINDS, *GROUP_KINDS)
-"""Kinds of operators in the only order that works: prompts come before groups, and statistics are taken between shape
-and filter (protocol 6)."""
-STAGE_OF_KIND = {**dict.fromkeys(PROMPT_KINDS, "schedule"), **dict.fromkeys(GROUP_KINDS, "assemble")}
+ORDER = (*PROMPT_KINDS, *GROUP_KINDS, *SERVING_KINDS)
+"""Kinds of operators in the only order that works: prompts come before groups, statistics are taken between shape and
+filter (protocol 6), and groups are served when they have closed."""
+STAGE_OF_KIND = {
+    **dict.fromkeys(PROMPT_KINDS, "schedule"),
+    **dict.fromkeys(GROUP_KINDS, "assemble"),
+    **dict.fromkeys(SERVING_KINDS, "batch"),
+}
 """Kind of an operator to the stage that it works in."""
 
 
@@ -76,6 +81,8 @@ def validate(config: RunConfig) -> None:
     config = resolved(config)
     PromptChain(config).check(config)
     OperatorChain(config)
+    for policy in range(len(config.policies)):
+        Serving(config, policy)
     for stream in config.streams:
         for policy in config.stream_policies(stream):
             _check_order(stream, config.policy_names()[policy], config.operators)

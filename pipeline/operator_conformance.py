@@ -18,11 +18,12 @@ from math import isclose
 from typing import Any
 
 from headrace.connectors.conformance import Check
-from headrace.pipeline import flow, operator_chain, prompt_conformance
+from headrace.pipeline import flow, operator_chain, prompt_conformance, serving_conformance
 from headrace.pipeline.conformance_feed import ROUND, admission_of, trajectories_of
 from headrace.pipeline.operators.operator import mean_and_deviation
 from headrace.pipeline.prompt_chain import PROMPT_KINDS
 from headrace.pipeline.runtime.driver import TopologyDriver
+from headrace.pipeline.serving import SERVING_KINDS
 from headrace.schemas.config import RunConfig
 from headrace.schemas.records import Closed, Group, Kept, Member
 
@@ -35,7 +36,8 @@ _TURNS = 8
 
 
 def conformance(type_name: str, settings: Mapping[str, Any] | None = None, *, groups: int = 42) -> list[Check]:
-    """Try one operator on so many groups; for the promises of one before rollout see ``prompt_conformance``.
+    """Try one operator on so many groups; for the promises of one before rollout see ``prompt_conformance``, and of one
+    at serving ``serving_conformance``.
 
     An error in its ``open`` or ``on_timer`` is raised as it is.
 
@@ -43,8 +45,10 @@ def conformance(type_name: str, settings: Mapping[str, Any] | None = None, *, gr
     window holds. Raises ConfigurationError for an unknown name or settings that the operator refuses.
     """
     config = _config(type_name, settings or {})
-    flow.validate(config)
     kind: str = operator_chain.operator_class(config.operators[0]).kind
+    if kind in SERVING_KINDS:
+        return serving_conformance.conformance(type_name, settings or {}, groups=groups)
+    flow.validate(config)
     if kind in PROMPT_KINDS:
         return prompt_conformance.prompt_checks(config, groups)
     first = _decided(config, groups)

@@ -27,11 +27,15 @@ app = command_group("Installed plug-ins by group; write and try an operator.")
 
 
 class OperatorKind(StrEnum):
-    """What a new operator does with a closed group."""
+    """What a new operator does: with a closed group, or at serving."""
 
     shape = "shape"
     filter = "filter"
     downsample = "downsample"
+    staleness = "staleness"
+    replay = "replay"
+    order = "order"
+    batch = "batch"
 
 
 @app.command("list")

@@ -26,13 +26,14 @@ def plugin_commands(kind: str, about: str) -> typer.Typer:
     """The commands of a kind: its entry point group without ``headrace.``, and a line of help."""
     app = command_group(about)
     one = singular(kind)
+    a_one = f"{'an' if one[0] in 'aeiou' else 'a'} {one}"
 
     @app.command("list", help=f"Every installed {one} by name, with the object behind it and its distribution.")
     def list_plugins(output: Output = Format.text) -> None:
         print_plugins([kind], output)
 
-    @app.command(help=f"What a {one} says of itself, and its keys with their defaults.")
-    def show(name: Annotated[str, typer.Argument(help=f"Name of a {one}, or module:attribute.")]) -> None:
+    @app.command(help=f"What {a_one} says of itself, and its keys with their defaults.")
+    def show(name: Annotated[str, typer.Argument(help=f"Name of {a_one}, or module:attribute.")]) -> None:
         tell_of(kind, name)
 
     @app.command(help=f"Check what a configuration says of its {kind}: names, keys, and that they can be imported.")
@@ -46,7 +47,7 @@ def plugin_commands(kind: str, about: str) -> typer.Typer:
         print_table(("key", one, "object"), rows)
         sys.stdout.write(f"{len(rows)} {kind} can work\n")
 
-    @app.command(help=f"Write a package with a {one}, its entry point and its tests.")
+    @app.command(help=f"Write a package with {a_one}, its entry point and its tests.")
     def new(
         name: Annotated[str, typer.Argument(help=f"Name of the {one}, such as my_{one}.")],
         folder: Annotated[Path | None, typer.Option(help="Where to write; the name by default.")] = None,
@@ -57,9 +58,9 @@ def plugin_commands(kind: str, about: str) -> typer.Typer:
         for path in write_package(kind, name, folder or Path(name)):
             sys.stdout.write(f"{path}\n")
 
-    @app.command(help=f"Try a {one} on what its contract promises; exits with 1 for a broken promise.")
+    @app.command(help=f"Try {a_one} on what its contract promises; exits with 1 for a broken promise.")
     def test(
-        name: Annotated[str, typer.Argument(help=f"Name of a {one}, or module:attribute.")],
+        name: Annotated[str, typer.Argument(help=f"Name of {a_one}, or module:attribute.")],
         settings: Settings = None,
         output: Output = Format.text,
     ) -> None:

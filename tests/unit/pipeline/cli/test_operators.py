@@ -35,7 +35,8 @@ def test_check_says_the_order_or_what_is_wrong_with_it(tmp_path: Path, capsys: p
     assert "2 operators can work in this order" in capsys.readouterr().out
     file.write_text('operators = [{ type = "downsample", keep = 2 }, { type = "length", max_tokens = 9 }]\n' + BASE)
     assert headrace("operators", "check", "@", str(file)) == 78
-    assert "the order is shape, statistics, filter, downsample: move it up" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "shape, statistics, filter, downsample, staleness, replay, order, batch: move it up" in said
     file.write_text('operators = [{ type = "length", max_token = 9 }]\n' + BASE)
     assert headrace("operators", "check", "@", str(file)) == 78
     assert "operators[0] (length)" in capsys.readouterr().err

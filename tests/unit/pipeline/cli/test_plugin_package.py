@@ -17,7 +17,6 @@ from headrace.connectors.plugins import load
 from headrace.pipeline.cli.operator_templates import OPERATORS
 from headrace.pipeline.cli.plugin_package import write_package
 from headrace.pipeline.cli.plugin_templates import PLUGINS
-from headrace.pipeline.operator_chain import GROUP_KINDS
 from headrace.schemas.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -32,7 +31,7 @@ def ran(*words: str, where: Path, target: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("name", "kind"), [("reward_scale", "shape"), ("my_filter", "filter")])
+@pytest.mark.parametrize(("name", "kind"), [("reward_scale", "shape"), ("my_order", "order")])
 def test_a_package_installs_passes_its_tests_and_changes_a_run_by_one_line(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -67,7 +66,7 @@ def test_a_package_installs_passes_its_tests_and_changes_a_run_by_one_line(
     )
 
 
-@pytest.mark.parametrize("kind", [*PLUGINS, *(k for k in OPERATORS if k in GROUP_KINDS)])
+@pytest.mark.parametrize("kind", [*PLUGINS, *OPERATORS])
 def test_what_new_writes_of_any_kind_conforms(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The written test runs as a user's pytest would; the entry point is the object that it tries."""
     group, name = ("operators", f"my_{kind}_x") if kind in OPERATORS else (kind, f"my_{kind}_x")
