@@ -7,6 +7,8 @@ machines that wrote the records may differ by ``SKEW_MS``; where something is mi
 
 from dataclasses import asdict, dataclass, field
 
+from confluent_kafka import Message
+
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.pipeline.trace_weights import trained
 from headrace.pipeline.windows import Windows
@@ -78,7 +80,7 @@ class _Trace:
 
     def prompts(self) -> None:
         """Its rows, one an epoch."""
-        for raw in self._connection.read_topic("prompts"):
+        for raw in self._connection.read_topic("prompts", wanted=self._named):
             record = self._ours(raw)
             if isinstance(record, Prompt) and record.prompt_id == self._prompt_id:
                 text = record.prompt or " | ".join(f"{m.role}: {m.content}" for m in record.messages)
@@ -89,7 +91,7 @@ class _Trace:
     def admissions(self) -> None:
         """Its groups, and replicas of them that failed."""
         failed = []
-        for raw in self._connection.read_topic("admissions"):
+        for raw in self._connection.read_topic("admissions", wanted=lambda m: self._named(m) or _failed(m)):
             if ("hr-record", b"Failed") in raw.headers:
                 failed.append(raw)
                 continue
@@ -199,9 +201,16 @@ class _Trace:
                     self.add(raw, f"batch {batch} holds {len(members)} of its members, staleness up to {age}")
                 return
 
+    def _named(self, message: Message) -> bool:
+        return self._mark in (message.value() or b"")
+
     def _ours(self, raw: RawRecord) -> Record | None:
         """The record when the prompt's id stands anywhere in it: looking is far cheaper than decoding."""
         return raw.decoded_if_ours() if raw.value is not None and self._mark in raw.value else None
+
+
+def _failed(message: Message) -> bool:
+    return ("hr-record", b"Failed") in (message.headers() or ())
 
 
 def follow(connection: Connection, prompt_id: str) -> list[Event]:
