@@ -14,6 +14,7 @@ from headrace.pipeline.prompt_to_task import Schedule
 from headrace.pipeline.runtime.stage import Stage, StageFactory
 from headrace.pipeline.serving import SERVING_KINDS, Serving
 from headrace.pipeline.trajectory_to_group import Assemble
+from headrace.pipeline.workflows.workflow import make_workflow
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.topics import STORES, SUB_TOPOLOGIES, TOPICS
@@ -66,12 +67,24 @@ def filtered_policies(config: RunConfig) -> frozenset[int]:
 
 
 def scored_streams(config: RunConfig) -> frozenset[str]:
-    """Streams whose reward is of group scope: their groups wait for a Score."""
-    return frozenset(
-        name
-        for name, stream in config.streams.items()
-        if getattr(plugins.load("headrace.rewards", stream.reward), "scope", "trajectory") == "group"
-    )
+    """Streams with a reward of group scope: their groups wait for a Score.
+
+    Raises ConfigurationError for a ``group_reward`` that scores single trajectories.
+    """
+    scored = set()
+    for name, stream in config.streams.items():
+        if stream.group_reward and _scope(stream.group_reward) != "group":
+            raise ConfigurationError(
+                f"streams.{name}.group_reward is {stream.group_reward!r}, which scores single trajectories: set it as "
+                f"streams.{name}.reward"
+            )
+        if stream.group_reward or _scope(stream.reward) == "group":
+            scored.add(name)
+    return frozenset(scored)
+
+
+def _scope(reward: str) -> str:
+    return str(getattr(plugins.load("headrace.rewards", reward), "scope", "trajectory"))
 
 
 def validate(config: RunConfig) -> None:
@@ -87,7 +100,7 @@ def validate(config: RunConfig) -> None:
         for policy in config.stream_policies(stream):
             _check_order(stream, config.policy_names()[policy], config.operators)
     for name, section in config.streams.items():
-        plugins.load("headrace.workflows", section.workflow)
+        make_workflow(section.workflow, section.workflow_options)
         if section.pacing not in ("any", "all") and section.pacing not in config.policies:
             choices = ", ".join(("any", "all", *config.policies))
             raise ConfigurationError(f"streams.{name}.pacing is {section.pacing!r}: it must be one of {choices}")

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from headrace.connectors.kafka import Connection
@@ -21,6 +22,7 @@ from headrace.connectors.stores.open import open_store
 from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery
 from headrace.pipeline.rollout.episodes import Episodes
+from headrace.pipeline.rollout.group_scores import read_members
 from headrace.pipeline.rollout.holdings import Holdings
 from headrace.pipeline.rollout.inbox import Inbox
 from headrace.pipeline.rollout.sampler import Sampler
@@ -79,7 +81,13 @@ class RolloutWorker:
             offload_bytes=config.rollout.offload_bytes,
             retries=config.store.retries,
         )
-        self._episodes = Episodes(config, self._samplers, self._scorer, self._delivery)
+        self._episodes = Episodes(
+            config,
+            self._samplers,
+            self._scorer,
+            self._delivery,
+            members=partial(read_members, self._connection),
+        )
         try:
             if self._join():
                 asyncio.run(self._work())
@@ -177,6 +185,7 @@ class RolloutWorker:
                 self._report(made - tokens, time.monotonic() - reported)
                 reported, tokens = time.monotonic(), made
         await asyncio.gather(*self._holdings.cancel_all(), return_exceptions=True)
+        await self._episodes.close()
         if not self._ended:
             self._holdings.bid_farewell(next_sequence=self._inbox.next_sequence, inbox=self._inbox.partition)
 

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.pipeline.judged import judged_members, scores_of
 from headrace.pipeline.members import Reported, draft_of, is_usable
 from headrace.pipeline.operator_chain import Dropped, OperatorChain
 from headrace.pipeline.operators.operator import GroupDraft
@@ -25,7 +26,6 @@ from headrace.pipeline.state import (
     write_json,
 )
 from headrace.schemas.config import RunConfig
-from headrace.schemas.parts import Reward
 from headrace.schemas.records import (
     Admission,
     Closed,
@@ -202,6 +202,8 @@ class Assemble:
             if x.score is None:
                 x.score = record
                 x.score_failed = x.score_failed or bool(record.error)
+                for name, amount in record.metrics.items():
+                    context.metrics.count(name, amount, stream=x.admission.stream)
                 self._save_member(x, x.admission.group_size + x.admission.extra_replicas, received, context)
         else:
             known = x.reported.get(record.replica)
@@ -262,9 +264,11 @@ class Assemble:
         admission = x.admission
         surplus = set(list(usable)[admission.group_size :])
         reported = {r: v for r, v in x.reported.items() if v is not None and r not in surplus}
-        scores: dict[int, list[Reward]] = {}
-        for s in x.score.scores if x.score is not None else ():
-            scores.setdefault(s.replica, []).append(Reward(name=s.name, value=s.value))
+        scores = scores_of(x.score)
+        if admission.stream in self.scored:
+            reported = judged_members(reported, x.score)
+            least = min(self.config.streams[admission.stream].min_members, admission.group_size)
+            good = good and sum(is_usable(trajectory) for trajectory, _ in reported.values()) >= least
         for opened in admission.policies:
             name = self.policies[opened.policy]
             draft = draft_of(opened.policy, name, admission, reported, scores, context.now())

@@ -304,8 +304,14 @@ class StreamConfig(Section):
     """Name of the reward plug-in."""
     reward_options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the reward's own."""
+    group_reward: str = ""
+    """A reward over all members of a group (a judge, a ranking), added to ``reward``."""
+    group_reward_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the group reward's own."""
     workflow: str = "single_turn"
     """Name of the workflow plug-in."""
+    workflow_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the workflow's own."""
     policies: list[str] = Field(default_factory=list)
     """Empty: all policies."""
     group_size: int = Field(8, ge=1)

@@ -81,8 +81,9 @@ class Trajectory:
     """The result of one attempt at one replica: sequences per policy and role, named rewards (protocol 2, 5).
 
     ``status`` is train or excluded (then ``error`` says why and sequences may be empty). ``reward`` is the sum of the
-    parts of the whole trajectory. Above 1 MB the arrays lie in the object store and ``blob`` points there; then
-    ``sequences`` is empty and ``oldest_versions`` still tells the oldest version per policy.
+    parts of the whole trajectory. ``metrics`` are figures of the workflow for people. Above 1 MB the arrays lie in the
+    object store and ``blob`` points there; then ``sequences`` is empty and ``oldest_versions`` still tells the oldest
+    version per policy.
 
     Example: Trajectory(group=5, replica=0, attempt=0, worker="rollout-0", incarnation=1764478800000, stream="main",
     prompt_id="7d0c8a3e4f2b1a90", status="train", end_reason="stop", reward=1.0, tokens=6, started_ms=1, finished_ms=80,
@@ -106,6 +107,7 @@ class Trajectory:
     error: str = ""
     prompt_text: str = ""
     completion_text: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
     rewards: list[Reward] = field(default_factory=list)
     oldest_versions: dict[str, int] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
@@ -115,7 +117,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The group-scope rewards of a group's members, by a score task.
+    """The group-scope rewards of a group's members, by a score task; ``metrics``: what judges cost meanwhile.
 
     Example: Score(group=5, worker="rollout-0", finished_ms=90, scores=[MemberScore(replica=0, name="judge", value=.5)])
     """
@@ -124,6 +126,7 @@ class Score:
     worker: str
     finished_ms: int
     error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
     scores: list[MemberScore] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 

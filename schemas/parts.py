@@ -72,21 +72,27 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One named part of a trajectory's reward; ``role`` empty and ``turn`` -1 when it is of the whole trajectory."""
+    """One named part of a trajectory's reward; ``role`` empty and ``turn`` -1 when it is of the whole trajectory.
+
+    ``detail`` is what the reward or environment said of it in words, such as a sandbox's verdict.
+    """
 
     name: str
     value: float
     role: str = ""
     turn: int = -1
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberScore:
-    """One named part of a group-scope reward, for one replica."""
+    """One named part of a group-scope reward, for one replica; with ``error`` the replica could not be scored."""
 
     replica: int
     name: str
     value: float
+    error: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ _NUMBER = re.compile(r"\s*(-?\d{1,18})\s*")
 class Arithmetic:
     """See the module. turns: questions of an episode. largest: greatest number that is added or taken away."""
 
+    isolation = "inline"
+
     def __init__(self, turns: int = 3, largest: int = 9) -> None:
         self._turns = turns
         self._largest = largest

@@ -12,10 +12,10 @@ import struct
 import threading
 from typing import IO, Any
 
-from headrace.pipeline.rewards.reward import RewardFailed, call_reward, load_reward
+from headrace.pipeline.rewards.reward import RewardFailed, call_group_reward, call_reward, load_reward
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("take_frame", "write_frame")
+__all__ = ("feed", "take_frame", "write_frame")
 
 _LENGTH = struct.Struct("<I")
 
@@ -39,7 +39,8 @@ def take_frame(buffer: bytearray) -> tuple[Any] | None:
     return (value,)
 
 
-def _feed(calls: "queue.Queue[Any]") -> None:
+def feed(calls: "queue.Queue[Any]") -> None:
+    """Put every call that arrives into the queue; end the process, whatever it does, when standard input closes."""
     buffer = bytearray()
     while data := os.read(0, 1 << 16):
         buffer += data
@@ -53,7 +54,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     calls: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=_feed, args=(calls,), name="calls", daemon=True).start()
+    threading.Thread(target=feed, args=(calls,), name="calls", daemon=True).start()
     loaded: dict[str, Any] = {}
     while True:
         name, options, prompt, completion = calls.get()
@@ -62,7 +63,8 @@ def main() -> None:
             if key not in loaded:
                 loaded[key] = load_reward(name, options)
             write_frame(out, None)
-            result = (call_reward(name, loaded[key], prompt, completion), "")
+            call = call_group_reward if isinstance(completion, list) else call_reward
+            result: tuple[Any, str] = (call(name, loaded[key], prompt, completion), "")
         except (RewardFailed, ConfigurationError) as error:
             result = ({}, str(error))
         write_frame(out, result)

@@ -39,13 +39,21 @@ class RewardPool:
         """Processes ended because a call hung."""
 
     async def call(
-        self, name: str, options: Mapping[str, Any], prompt: Prompt, completion: Completion, timeout: float
-    ) -> dict[str, float]:
-        """Run one call. Raises RewardFailed, also when the process dies or ``timeout`` seconds have passed."""
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        prompt: Prompt,
+        completion: Completion | list[Completion],
+        timeout: float,
+    ) -> Any:
+        """What ``call_reward`` gives, or for a list of completions ``call_group_reward``.
+
+        Raises RewardFailed, also when the process dies or ``timeout`` seconds have passed.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._call, (name, dict(options), prompt, completion), timeout)
 
-    def _call(self, call: tuple[Any, ...], timeout: float) -> dict[str, float]:
+    def _call(self, call: tuple[Any, ...], timeout: float) -> Any:
         child = self._idle.get()
         self._all.append(child)
         name = call[0]
@@ -66,8 +74,7 @@ class RewardPool:
                 self._idle.put(child)
         if error:
             raise RewardFailed(error)
-        result: dict[str, float] = parts
-        return result
+        return parts
 
     def close(self) -> None:
         """End all processes, running calls included."""

@@ -5,7 +5,7 @@ RewardFailed; ``scorer.Scorer`` adds the deadline. A failed reward excludes its 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -17,7 +17,19 @@ from headrace.connectors.plugins import load
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.records import Prompt
 
-__all__ = ("Completion", "Reward", "RewardFailed", "RewardOptions", "call_reward", "load_reward")
+__all__ = (
+    "Completion",
+    "Graded",
+    "GroupReward",
+    "Reward",
+    "RewardFailed",
+    "RewardOptions",
+    "call_group_reward",
+    "call_reward",
+    "load_reward",
+)
+
+Isolation = Literal["process", "inline", "thread"]
 
 
 class RewardFailed(HeadraceError):
@@ -33,6 +45,14 @@ class Completion:
     tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
+class Graded(dict[str, float]):
+    """Named parts of a reward, and for some of them what is to be said of it, such as a verdict."""
+
+    def __init__(self, parts: Mapping[str, float], details: Mapping[str, str] | None = None) -> None:
+        super().__init__(parts)
+        self.details = dict(details or {})
+
+
 class RewardOptions(BaseModel):
     """``streams.S.reward_options``; unknown keys are refused."""
 
@@ -45,14 +65,14 @@ class RewardOptions(BaseModel):
 class Reward(Protocol):
     """A reward plug-in: a class made from its ``Options``, or a plain function ``(prompt, completion)``.
 
-    scope: trajectory, or group for what compares the members of a group. isolation: ``process`` (default) runs it in a
-    process of its own that is killed when it hangs; ``inline`` runs it between two decode steps, for what takes
-    microseconds and cannot hang.
+    scope: trajectory, or group for what compares the members of a group (``GroupReward``). isolation: ``process``
+    (default) runs it in a process of its own that is killed when it hangs; ``inline`` runs it between two decode steps,
+    for what takes microseconds and cannot hang; ``thread`` for what waits for a server with time-outs of its own.
     """
 
     Options: ClassVar[type[RewardOptions]] = RewardOptions
     scope: ClassVar[Literal["trajectory", "group"]] = "trajectory"
-    isolation: ClassVar[Literal["process", "inline"]] = "process"
+    isolation: ClassVar[Isolation] = "process"
 
     def __call__(self, prompt: Prompt, completion: Completion) -> float | Mapping[str, float]:
         """The reward, or named parts of it; a single number bears the reward's name."""
@@ -73,12 +93,51 @@ def load_reward(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     return reward
 
 
-def call_reward(name: str, reward: Callable[..., Any], prompt: Prompt, completion: Completion) -> dict[str, float]:
+def call_reward(name: str, reward: Callable[..., Any], prompt: Prompt, completion: Completion) -> Graded:
     """Named parts of a reward, all finite. Raises RewardFailed whatever goes wrong."""
+    return _parts(name, _called(name, reward, prompt, completion))
+
+
+class GroupReward(Protocol):
+    """A reward that compares the completions of one prompt: judges, rankings, diversity."""
+
+    Options: ClassVar[type[RewardOptions]] = RewardOptions
+    scope: ClassVar[Literal["trajectory", "group"]] = "group"
+    isolation: ClassVar[Isolation] = "process"
+
+    def __call__(
+        self, prompt: Prompt, completions: Sequence[Completion]
+    ) -> Sequence[float | Mapping[str, float] | RewardFailed]:
+        """A reward for each, in order; RewardFailed for one that could not be judged, which excludes it alone."""
+        ...
+
+
+def call_group_reward(
+    name: str, reward: Callable[..., Any], prompt: Prompt, completions: Sequence[Completion]
+) -> list[Graded | RewardFailed]:
+    """The parts of every completion, or why it has none. Raises RewardFailed when the whole group has none."""
+    values = _called(name, reward, prompt, completions)
+    if not isinstance(values, Sequence) or len(values) != len(completions):
+        raise RewardFailed(f"reward {name} gave {repr(values)[:100]} for {len(completions)} completions: one for each")
+    out: list[Graded | RewardFailed] = []
+    for value in values:
+        try:
+            out.append(value if isinstance(value, RewardFailed) else _parts(name, value))
+        except RewardFailed as error:
+            out.append(error)
+    return out
+
+
+def _called(name: str, reward: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        value = reward(prompt, completion)
-    except Exception as error:  # the seam to rewards: any failure of a plug-in excludes one trajectory, no more
+        return reward(*arguments)
+    except RewardFailed as error:
+        raise RewardFailed(f"reward {name}: {error}") from error
+    except Exception as error:  # the seam to rewards: any failure of a plug-in excludes what it was to score, no more
         raise RewardFailed(f"reward {name} raised {type(error).__name__}: {error}") from error
+
+
+def _parts(name: str, value: Any) -> Graded:
     parts = dict(value) if isinstance(value, Mapping) else {name: value}
     out = {}
     for part, number in parts.items():
@@ -90,7 +149,7 @@ def call_reward(name: str, reward: Callable[..., Any], prompt: Prompt, completio
             raise RewardFailed(f"{what} returned {shown}: a reward is a finite number")
     if not out:
         raise RewardFailed(f"reward {name} returned no part")
-    return out
+    return Graded(out, value.details if isinstance(value, Graded) else None)
 
 
 def _finite(value: object) -> float | None:

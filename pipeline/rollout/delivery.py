@@ -172,6 +172,7 @@ def excluded(trajectory: Trajectory, error: str) -> Trajectory:
         error=_sayable(error),
         reward=0.0,
         tokens=0,
+        metrics={},
         rewards=[],
         oldest_versions={},
         prompt_text="",

@@ -12,15 +12,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.connectors.engines.engine import PromptTooLong
-from headrace.connectors.plugins import load
 from headrace.pipeline.rewards.reward import RewardFailed
 from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery, excluded
+from headrace.pipeline.rollout.group_scores import MembersReader, score_group
 from headrace.pipeline.rollout.sampler import Sampler, Session
-from headrace.pipeline.workflows.workflow import EpisodeFailed, PolicySession, Workflow, trajectory_of, with_seed
+from headrace.pipeline.workflows.workflow import (
+    EpisodeFailed,
+    PolicySession,
+    Workflow,
+    make_workflow,
+    trajectory_of,
+    with_seed,
+)
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import Source
-from headrace.schemas.records import EvalResult, Score, Task, Trajectory
+from headrace.schemas.records import EvalResult, Task, Trajectory
 
 __all__ = ("Episodes",)
 
@@ -28,31 +35,34 @@ __all__ = ("Episodes",)
 class Episodes:
     """The episodes of a worker. ``counts``: results by kind and status, and failures by their name."""
 
-    def __init__(self, config: RunConfig, samplers: Mapping[int, Sampler], scorer: Scorer, delivery: Delivery) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        samplers: Mapping[int, Sampler],
+        scorer: Scorer,
+        delivery: Delivery,
+        *,
+        members: MembersReader | None = None,
+    ) -> None:
         self._suite = config.eval.suite
         self._seed = config.run.seed
         self._samplers = samplers
         self._scorer = scorer
         self._delivery = delivery
+        self._members = members
+        self._streams = {name: (s.workflow, s.workflow_options) for name, s in config.streams.items()}
         self._workflows: dict[str, Workflow] = {}
+        """By stream and name."""
         self.counts: Counter[str] = Counter()
-        for stream in config.streams.values():
-            self._workflow(stream.workflow)
+        for name, (workflow, options) in self._streams.items():
+            self._workflows[f"{name} {workflow}"] = make_workflow(workflow, options)
 
     async def play(self, task: Task, place: Source) -> None:
         """Run the task and return when its result is acknowledged."""
         task.sources.insert(0, place)
         if task.kind == "score":
             self.counts["score"] += 1
-            await self._delivery.score(
-                Score(
-                    group=task.group,
-                    worker=task.worker,
-                    finished_ms=_now_ms(),
-                    error=f"no group-scope reward: {task.prompt.reward!r} scores single trajectories",
-                    sources=task.sources,
-                )
-            )
+            await self._delivery.score(await score_group(task, self._scorer, self._members))
             return
         if task.sampling.seed < 0:
             # the same attempt of the same replica samples the same tokens from the same weights
@@ -72,7 +82,7 @@ class Episodes:
                 bound.policy: Session(bound.policy, self._samplers[bound.policy], bound) for bound in task.policies
             }
             async with asyncio.timeout((task.deadline_ms - started) / 1000) as limit:
-                return await self._workflow(task.workflow).run(task, sessions, self._scorer)
+                return await self._workflow(task).run(task, sessions, self._scorer)
         except TimeoutError as failure:
             name, reason = "deadline", "env_timeout"
             error = f"the task's deadline passed after {_now_ms() - started} ms"
@@ -93,10 +103,21 @@ class Episodes:
             sys.stderr.write(f"rollout: {where} is excluded: {error.encode('utf-8', 'backslashreplace').decode()}\n")
         return excluded(trajectory_of(task, [], [], started_ms=started, end_reason=reason), error)
 
-    def _workflow(self, name: str) -> Workflow:
-        if name not in self._workflows:
-            self._workflows[name] = load("headrace.workflows", name)()
-        return self._workflows[name]
+    async def close(self) -> None:
+        """Free what the workflows hold."""
+        for workflow in self._workflows.values():
+            if (close := getattr(workflow, "close", None)) is not None:
+                await close()
+
+    def _workflow(self, task: Task) -> Workflow:
+        """The workflow of the task's stream; of an evaluation, that of the first stream which has it."""
+        stream = task.stream
+        if stream not in self._streams:
+            stream = next((s for s, (workflow, _) in self._streams.items() if workflow == task.workflow), stream)
+        key = f"{stream} {task.workflow}"
+        if key not in self._workflows:
+            self._workflows[key] = make_workflow(task.workflow, {})
+        return self._workflows[key]
 
     def _evaluation(self, task: Task, trajectory: Trajectory) -> EvalResult:
         """The result of an evaluation task: the version asked for, and the versions that sampled it."""

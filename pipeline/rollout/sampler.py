@@ -7,7 +7,7 @@ engine only when the weights in force are new enough, so no token is ever sample
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,8 @@ class Sampler:
         self.engine = engine
         self.tokens = 0
         """Tokens sampled so far."""
-        self._folder = folder
+        self.folder = folder
+        """Tokenizer and chat template."""
         self._next_key = 0
         self._futures: dict[int, asyncio.Future[Generation]] = {}
         self._early: dict[int, tuple[PolicyBound, Request]] = {}
@@ -105,7 +106,7 @@ class Sampler:
         key = f"{prompt.stream}\0{prompt.prompt_id}"
         found = self._encoded.get(key)
         if found is None:
-            found = self._folder.encode(prompt)
+            found = self.folder.encode(prompt)
             if len(self._encoded) >= _REMEMBERED:
                 self._encoded.clear()
             self._encoded[key] = found
@@ -113,7 +114,7 @@ class Sampler:
 
     def decode(self, tokens: npt.NDArray[np.int32]) -> str:
         """Text of token ids without special tokens."""
-        return self._folder.decode(tokens)
+        return self.folder.decode(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,23 @@ class Session:
     def decode(self, tokens: npt.NDArray[np.int32]) -> str:
         """Text of token ids."""
         return self.sampler.decode(tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the chat template makes of messages."""
+        return self.sampler.folder.render(messages, tools, settings)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of text as it is."""
+        return self.sampler.folder.tokenize(text)
+
+    def detokenize(self, tokens: npt.NDArray[np.int32]) -> str:
+        """Text of token ids, special tokens written out."""
+        return self.sampler.folder.detokenize(tokens)
 
     async def generate(self, prompt: npt.NDArray[np.int32], sampling: Sampling) -> Generation:
         """Sample within the task's version bound."""

@@ -9,19 +9,32 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.connectors.engines.engine import Generation, neutral
+from headrace.connectors.plugins import load
 from headrace.pipeline.rewards.reward import Completion
 from headrace.schemas import parts
-from headrace.schemas.errors import HeadraceError
+from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.parts import Reward, Sampling
 from headrace.schemas.records import Prompt, Task, Trajectory
 
-__all__ = ("EpisodeFailed", "PolicySession", "Scoring", "Workflow", "sequence_of", "trajectory_of", "with_seed")
+__all__ = (
+    "EpisodeFailed",
+    "PolicySession",
+    "Scoring",
+    "Workflow",
+    "WorkflowOptions",
+    "check_generation",
+    "make_workflow",
+    "sequence_of",
+    "trajectory_of",
+    "with_seed",
+)
 
 _EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
 
@@ -32,6 +45,12 @@ class EpisodeFailed(HeadraceError):
     def __init__(self, message: str, end_reason: str = "env_error") -> None:
         super().__init__(message)
         self.end_reason = end_reason
+
+
+class WorkflowOptions(BaseModel):
+    """``streams.S.workflow_options``; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PolicySession(Protocol):
@@ -50,6 +69,23 @@ class PolicySession(Protocol):
         """Text of token ids without special tokens."""
         ...
 
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the chat template makes of messages, up to where the answer begins. Raises ValueError."""
+        ...
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of text as it is."""
+        ...
+
+    def detokenize(self, tokens: npt.NDArray[np.int32]) -> str:
+        """Text of token ids, special tokens written out."""
+        ...
+
     async def generate(self, prompt: npt.NDArray[np.int32], sampling: Sampling) -> Generation:
         """Sample a completion; no token is sampled below the task's min version. Raises PromptTooLong."""
         ...
@@ -64,7 +100,12 @@ class Scoring(Protocol):
 
 
 class Workflow(Protocol):
-    """A workflow plug-in."""
+    """A workflow plug-in, made once for each stream.
+
+    A class with an attribute ``Options`` (a model over WorkflowOptions) is made from an instance of it, any other
+    without arguments; with ``team`` set it is also given the stream's policies (name to index), which it gives roles
+    to. ``close``, where there is one, is awaited when the worker leaves.
+    """
 
     async def run(self, task: Task, engines: Mapping[int, PolicySession], rewards: Scoring) -> Trajectory:
         """Play the task's episode. ``engines``: the task's policies by index. ``task.sampling.seed`` is set: several
@@ -75,6 +116,18 @@ class Workflow(Protocol):
         ...
 
 
+def check_generation(generation: Generation) -> None:
+    """Raise EpisodeFailed for a generation without tokens or with a log-prob that is not finite."""
+    if generation.tokens.size == 0:
+        raise EpisodeFailed(f"empty completion: no token was sampled (end reason {generation.end_reason})", "abort")
+    if not np.isfinite(generation.logprobs).all():
+        at = int(np.flatnonzero(~np.isfinite(generation.logprobs))[0])
+        raise EpisodeFailed(
+            f"log-prob of sampled token {at} is {generation.logprobs[at]} at version {generation.versions[at]}: the "
+            "weights or logits are not finite"
+        )
+
+
 def sequence_of(
     policy: int, role: str, prompt: npt.NDArray[np.int32], generation: Generation, sampling: Sampling
 ) -> parts.Sequence:
@@ -83,15 +136,8 @@ def sequence_of(
     Sampling that changes the distribution, and a full context, are not trained: mask 0 throughout. Raises
     EpisodeFailed for a generation without tokens or with a log-prob that is not finite.
     """
+    check_generation(generation)
     made = generation.tokens.size
-    if made == 0:
-        raise EpisodeFailed(f"empty completion: no token was sampled (end reason {generation.end_reason})", "abort")
-    if not np.isfinite(generation.logprobs).all():
-        at = int(np.flatnonzero(~np.isfinite(generation.logprobs))[0])
-        raise EpisodeFailed(
-            f"log-prob of sampled token {at} is {generation.logprobs[at]} at version {generation.versions[at]}: the "
-            "weights or logits are not finite"
-        )
     trainable = neutral(sampling) and generation.known
     trained = trainable and generation.end_reason != "context_full"
     before = prompt.size
@@ -126,10 +172,12 @@ def trajectory_of(
     completion_text: str = "",
     error: str = "",
     end_reason: str = "",
+    metrics: Mapping[str, float] | None = None,
 ) -> Trajectory:
     """The Trajectory of a task from what its episode made; with ``error``, an excluded one.
 
     The reward is the sum of the parts without role and turn. End reason: the given one, else the last sequence's.
+    ``metrics``: figures for people.
     """
     end = end_reason or (sequences[-1].end_reason if sequences else "abort")
     oldest: dict[str, int] = {}
@@ -156,11 +204,29 @@ def trajectory_of(
         error=error,
         prompt_text=prompt_text,
         completion_text=completion_text,
+        metrics=dict(metrics or {}),
         rewards=list(rewards),
         oldest_versions=oldest,
         sources=list(task.sources),
         sequences=list(sequences),
     )
+
+
+def make_workflow(name: str, options: Mapping[str, Any], policies: Mapping[str, int] | None = None) -> Workflow:
+    """The workflow behind a name with its options. Raises ConfigurationError for unknown names and options.
+
+    ``policies``: those of the stream, name to index, for a workflow that gives roles to them (``team``).
+    """
+    found = load("headrace.workflows", name)
+    model = getattr(found, "Options", None)
+    if model is None and options:
+        raise ConfigurationError(f"streams.S.workflow_options: workflow {name!r} has none, {', '.join(options)} given")
+    try:
+        given = [model.model_validate(dict(options))] if model is not None else []
+        made: Workflow = found(*given, policies or {}) if getattr(found, "team", False) else found(*given)
+    except ValidationError as error:
+        raise ConfigurationError(f"streams.S.workflow_options for workflow {name!r}: {error}") from error
+    return made
 
 
 def with_seed(sampling: Sampling, name: str) -> Sampling:

@@ -56,6 +56,7 @@ class Rig:
         reward = rollout.pop("reward", "exact_match")
         rollout.setdefault("engine", "scripted")
         options = {"timeout_seconds": 1.0} if ":" in reward else {}
+        stream = {"dataset": "none.jsonl", "reward": reward, "reward_options": options, **rollout.pop("stream", {})}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "test_rewards.py").write_text(REWARDS)
         self.config = RunConfig.model_validate(
@@ -64,7 +65,7 @@ class Rig:
                 "kafka": {"bootstrap": broker},
                 "rollout": {"slots": 8, "max_new_tokens": 8, "poll_seconds": 0.2, **rollout},
                 "policies": {"main": {"model": str(model)}},
-                "streams": {"main": {"dataset": "none.jsonl", "reward": reward, "reward_options": options}},
+                "streams": {"main": stream},
             }
         )
         self.folder = folder
@@ -141,6 +142,7 @@ class Rig:
             "worker": demand.worker, "incarnation": demand.incarnation, "sequence": self.sequence, "issued_ms": now,
             "deadline_ms": now + 30_000, "sampling": Sampling(max_new_tokens=8),
             "policies": [PolicyBound(policy=0, min_version=over.pop("min_version", 0))],
+            "workflow": self.config.streams["main"].workflow,
         }  # fmt: skip
         made = Prompt(
             prompt_id=f"{group:016x}", stream="main", dataset="none.jsonl", row=group, epoch=0, position=group,

@@ -76,3 +76,25 @@ def test_messages_go_through_the_chat_template(tiny_model: Path) -> None:
     fields: dict[str, Any] = {"prompt_id": "1", "stream": "s", "dataset": "d", "row": 0, "epoch": 0, "position": 0}
     chat = Prompt(**fields, messages=[Message(role="user", content="21")])
     assert folder.encode(chat).tolist() == folder.encode(Prompt(**fields, prompt="21=")).tolist()
+
+
+def test_tools_thinking_and_refusals_of_a_template(tmp_path: Path) -> None:
+    from chat_policy import chat_folder, rendered
+
+    folder = ModelFolder(chat_folder(tmp_path))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "ü"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "<think>hm</think>a", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "seen"},
+        {"role": "user", "content": "and?"},
+    ]
+    text = folder.render(messages, tools)
+    assert text == rendered(messages, tools), "the kit renders as transformers does"
+    assert "hm" not in text and text.endswith("<|im_start|>assistant\n")
+    assert text.startswith("<|im_start|>system\nTools:")
+    assert folder.detokenize(folder.tokenize(text)) == text
+    assert folder.decode(folder.tokenize("a<|im_end|>")) == "a"
+    with pytest.raises(ValueError, match="refuses the messages"):
+        folder.render([{"role": "assistant", "content": None}])

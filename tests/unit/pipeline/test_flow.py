@@ -91,11 +91,20 @@ def test_an_unknown_kind_is_refused() -> None:
         (lambda: make_config(pacing="slow"), "pacing is 'slow'"),
         (lambda: make_config(workflow="none"), "headrace.workflows has no 'none'"),
         (lambda: make_config(reward="none"), "headrace.rewards has no 'none'"),
+        (lambda: make_config(group_reward="exact_match"), "group_reward is 'exact_match', which scores single"),
+        (lambda: make_config(workflow_options={"turns": 3}), "workflow 'single_turn' has none, turns given"),
+        (lambda: make_config(workflow="multi_turn"), "workflow 'multi_turn'.*environment"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(config: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         flow.validate(config())
+
+
+def test_streams_with_a_reward_over_the_group_wait_for_a_score() -> None:
+    assert flow.scored_streams(make_config()) == frozenset()
+    assert flow.scored_streams(make_config(reward="diversity")) == {"main"}
+    assert flow.scored_streams(make_config(group_reward="diversity")) == {"main"}
 
 
 def test_only_policies_with_a_filter_admit_more_than_they_need() -> None:

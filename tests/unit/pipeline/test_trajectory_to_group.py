@@ -250,6 +250,31 @@ def test_a_scored_group_asks_once_and_closes_with_the_scores() -> None:
     ]  # fmt: skip
 
 
+def test_a_member_that_could_not_be_judged_is_excluded_and_the_others_keep_theirs() -> None:
+    first = MemberScore(replica=0, name="judge", value=0.25)
+    scores = [first, MemberScore(replica=1, name="", value=0, error="no mark")]
+    cost = {"judge_tokens": 7.0}
+    driver = TopologyDriver(make_config(), {"assemble": lambda c, n: Assemble(c, n, frozenset({"main"}))})
+    driver.append("admissions", make_admission(0, group_size=3, deadline_ms=DEADLINE))
+    report(driver, (0, 1.0), (1, 0.0), (2, 0.5))
+    more = [*scores, MemberScore(replica=2, name="judge", value=1.0)]
+    driver.append("trajectories", Score(group=0, worker="w0", finished_ms=9, scores=more, metrics=cost))
+    driver.settle()
+    assert [(m.status, m.raw_reward, m.error) for m in of_type(driver, "groups", Member)] == [
+        ("train", 1.25, ""), ("excluded", 0.0, "no mark"), ("train", 1.5, ""),
+    ]  # fmt: skip
+    assert of_type(driver, "groups", Group)[0].short
+
+
+def test_a_group_of_which_too_few_could_be_judged_fails() -> None:
+    driver = scored()
+    report(driver, (0, 1.0), (1, 0.0))
+    scores = [MemberScore(replica=0, name="judge", value=0.25), MemberScore(replica=1, name="", value=0, error="no")]
+    driver.append("trajectories", Score(group=0, worker="w0", finished_ms=9, scores=scores))
+    driver.settle()
+    assert [e[0] for e in endings(driver)] == ["failed"]
+
+
 def test_scoring_fails_the_group_when_it_fails_or_passes_the_deadline() -> None:
     driver = scored()
     report(driver, (1, 1.0), (0, 0.0))

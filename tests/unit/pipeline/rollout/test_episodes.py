@@ -120,7 +120,7 @@ def stage(tiny_model: Path) -> Iterator[Stage]:
 def scripted(tiny_model: Path) -> Stage:
     """A stage whose workflow is ``Plays``."""
     made = Stage(tiny_model)
-    made.episodes._workflows["plays"] = Plays()
+    made.episodes._workflows["main plays"] = Plays()
     return made
 
 

@@ -1,0 +1,165 @@
+"""Environments in processes: what hangs or dies is killed and replaced, and everybody else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.pipeline.environments.environment import EnvironmentFailed
+from headrace.pipeline.environments.host import EnvironmentHost
+from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import Prompt
+
+PROMPT = Prompt(prompt_id="1", stream="s", dataset="d", row=0, epoch=0, position=0, prompt="go")
+SOURCE = """
+import os, sys, time
+from headrace.pipeline.environments.environment import Observation
+
+class Odd:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    def __init__(self, start="", closes="well"):
+        self.closes = closes
+        if start == "raises": raise RuntimeError("no licence")
+    def reset(self, seed, prompt):
+        print("noise on standard output")
+        self.seed = seed
+        if prompt.prompt == "raises": raise ValueError("bad seed")
+        return Observation(f"{prompt.prompt} {seed}", details={"pid": str(os.getpid())})
+    def step(self, action):
+        if action == "hang":
+            open(os.environ["HANGS"], "w").close()
+            time.sleep(3600)
+        if action == "die": os._exit(5)
+        if action == "raise": raise KeyError("gone \\ud800")
+        if action == "nothing": return None
+        if action == "slow": time.sleep(0.5)
+        return Observation(action * 2, float(self.seed), done=action == "end", details={"pid": str(os.getpid())})
+    def close(self):
+        if self.closes == "raises": raise RuntimeError("cannot close")
+        if self.closes == "hangs": time.sleep(3600)
+
+class Inline(Odd):
+    isolation = "inline"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "host_environments.py").write_text(SOURCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("HANGS", str(tmp_path / "hangs"))
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def run(play: Callable[[EnvironmentHost], Coroutine[Any, Any, Any]], processes: int = 2, **options: Any) -> Any:
+    async def all_of_it() -> Any:
+        name = options.pop("name", "Odd")
+        host = EnvironmentHost(f"host_environments:{name}", options, processes=processes, step_seconds=4.0)
+        try:
+            return await play(host)
+        finally:
+            await host.close()
+
+    return asyncio.run(all_of_it())
+
+
+async def episode(host: EnvironmentHost, *actions: str, seed: int = 3) -> list[Any]:
+    async with host.episode() as one:
+        first = await one.reset(seed, PROMPT)
+        return [first, *[await one.step(action) for action in actions]]
+
+
+def test_an_episode_runs_elsewhere_and_its_process_serves_the_next() -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        return await episode(host, "a", "end"), await episode(host, "b", seed=4)
+
+    first, second = run(play)
+    (seen, tools), one, two = first
+    assert seen.text == "go 3" and tools[0]["function"]["name"] == "look"
+    assert (one.text, one.reward, one.done, two.done) == ("aa", 3.0, False, True)
+    pids = {o.details["pid"] for o in (seen, one, two, second[0][0], second[1])}
+    assert len(pids) == 1 and pids != {str(os.getpid())} and second[1].reward == 4.0
+
+
+@pytest.mark.parametrize(
+    ("action", "says", "reason"),
+    [
+        ("hang", "step did not return within 4 s; its process was killed", "env_timeout"),
+        ("die", r"its process died in step \(exit status 5\)", "env_error"),
+        ("raise", "step raised KeyError", "env_error"),
+        ("nothing", "returned None, no Observation", "env_error"),
+    ],
+)
+def test_what_an_environment_does_ends_its_episode_and_no_other(action: str, says: str, reason: str) -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        both = await asyncio.gather(episode(host, action), episode(host, "a", "slow", "b"), return_exceptions=True)
+        return both, await episode(host, "c"), host.killed
+
+    (failed, fine), after, killed = run(play)
+    assert isinstance(failed, EnvironmentFailed) and failed.end_reason == reason
+    assert re.search(says, str(failed))
+    assert [o.text for o in fine[1:]] == ["aa", "slowslow", "bb"] and after[1].text == "cc"
+    assert killed == (1 if action == "hang" else 0)
+
+
+def test_episodes_overlap_and_those_beyond_the_processes_wait() -> None:
+    async def play(host: EnvironmentHost) -> tuple[float, int]:
+        await asyncio.gather(episode(host), episode(host))
+        began = time.monotonic()
+        made = await asyncio.gather(*(episode(host, "slow") for _ in range(4)))
+        return time.monotonic() - began, len({m[1].details["pid"] for m in made})
+
+    seconds, pids = run(play)
+    assert 0.95 < seconds < 1.9 and pids == 2, 'two at a time, two after each other'
+
+
+def test_a_cancelled_episode_frees_its_process_at_once() -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        playing = asyncio.create_task(episode(host, "hang"))
+        while not Path(os.environ["HANGS"]).exists():
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        began = time.monotonic()
+        await asyncio.gather(playing, return_exceptions=True)
+        after = await episode(host, "a")
+        return time.monotonic() - began, after, host.killed
+
+    took, after, killed = run(play, processes=1)
+    assert after[1].text == "aa" and killed == 1 and took < 30
+
+
+@pytest.mark.parametrize("closes", ["raises", "hangs"])
+def test_a_close_that_fails_costs_the_next_episode_nothing(closes: str) -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        return await episode(host, "a"), await episode(host, "b")
+
+    first, second = run(play, processes=1, closes=closes)
+    assert (first[1].text, second[1].text) == ("aa", "bb")
+    assert (first[1].details["pid"] == second[1].details["pid"]) == (closes == "raises")
+
+
+def test_an_environment_that_cannot_be_made_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="no_such"):
+        EnvironmentHost("no_such", {}, processes=1, step_seconds=1)
+    with pytest.raises(ConfigurationError, match="options for environment 'household'"):
+        EnvironmentHost("household", {"romms": 3}, processes=1, step_seconds=1)
+    with pytest.raises(ConfigurationError, match="unexpected keyword"):
+        EnvironmentHost("host_environments:Odd", {"stat": 3}, processes=1, step_seconds=1)
+
+
+def test_inline_environments_run_here_with_the_same_failures() -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        made = await episode(host, "a")
+        failed = await asyncio.gather(episode(host, "raise"), return_exceptions=True)
+        return made, failed[0]
+
+    made, failed = run(play, name="Inline")
+    assert made[1].details["pid"] == str(os.getpid())
+    assert isinstance(failed, EnvironmentFailed) and "step raised KeyError" in str(failed)
