@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from headrace.pipeline.simulation.baselines import in_order
+from headrace.pipeline.simulation.baselines import in_order, one_after_the_other
 from headrace.pipeline.simulation.bounds import balanced, rollout_bound, step_bound
 from headrace.pipeline.simulation.draws import Draws
 from headrace.pipeline.simulation.laws import Law
@@ -50,7 +50,7 @@ def _all_depths(seed: int) -> dict[str, float]:
 
 
 def _depths(seed: int, wanted: Sequence[tuple[float, int, str]]) -> dict[str, float]:
-    base = simulate(depth_plan(0, -1, seed).with_(steps=6, warm_up=0)).step_seconds
+    base = one_after_the_other(depth_plan(0, -1, seed), 60)
     out = {"base": base}
     for depth, bound, mode in wanted:
         found = simulate(depth_plan(depth, bound, seed, mode=mode))
@@ -85,7 +85,7 @@ def _tell_depth(found: Mapping[str, float]) -> Result:
 
 def _best_depth(seed: int) -> dict[str, float]:
     out = {}
-    for batch in (32, 128):
+    for batch in (32, 64):
         for sigma in (0.5, 1.0):
             law = Law(law="lognormal", mean=20, sigma=sigma, cap=300)
             rates = {}
@@ -94,7 +94,7 @@ def _best_depth(seed: int) -> dict[str, float]:
                 mean = float(law.draw(np.random.default_rng(0), 100_000).mean())
                 train = {"train_seconds": batch * mean / 32}
                 work = {"length": law.model_dump()}
-                rates[depth] = 1 / simulate(plan.with_(work=work, machines=train, steps=12)).step_seconds
+                rates[depth] = 1 / simulate(plan.with_(work=work, machines=train, steps=8)).step_seconds
             best = max(rates.values())
             name = f"{batch},{sigma}"
             out[f"least {name}"] = float(min(d for d, rate in rates.items() if rate >= 0.97 * best))
@@ -104,7 +104,7 @@ def _best_depth(seed: int) -> dict[str, float]:
 
 def _tell_best_depth(found: Mapping[str, float]) -> Result:
     rows = []
-    for batch in (32, 128):
+    for batch in (32, 64):
         for sigma in (0.5, 1.0):
             name = f"{batch},{sigma}"
             rows.append(

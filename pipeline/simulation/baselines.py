@@ -12,7 +12,16 @@ import numpy.typing as npt
 from headrace.pipeline.simulation.draws import Draws, GroupDraw
 from headrace.pipeline.simulation.plan import Plan
 
-__all__ = ("InOrder", "batch_rounds", "in_order", "list_schedule", "lockstep", "one_engine_per_prompt", "rows_seconds")
+__all__ = (
+    "InOrder",
+    "batch_rounds",
+    "in_order",
+    "list_schedule",
+    "lockstep",
+    "one_after_the_other",
+    "one_engine_per_prompt",
+    "rows_seconds",
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,6 +81,18 @@ def list_schedule(seconds: Floats, machines: int) -> float:
     for length in seconds:
         heapq.heappush(free, heapq.heappop(free) + float(length))
     return max(free)
+
+
+def one_after_the_other(plan: Plan, batches: int) -> float:
+    """Mean step of a plan at depth 0 without topics: each batch on all slots in turn, then training.
+
+    Groups of one trajectory; the product's depth 0 is as long but for its records' way.
+    """
+    machines, work = plan.machines, plan.work
+    rng = np.random.Generator(np.random.PCG64([plan.seed, 78]))
+    lengths = work.length.draw(rng, (batches, work.batch_groups)) * machines.step_seconds
+    slots = machines.engines * machines.slots
+    return machines.train_seconds + sum(list_schedule(batch, slots) for batch in lengths) / batches
 
 
 class InOrder:

@@ -1,8 +1,8 @@
 """ROLL Flash on clusters: Figures 1b, 3a, 3b, and everything together on its two kinds of work (arXiv 2510.11345).
 
 The text gives models, batch sizes and GPUs, no latencies. Lengths and decode speeds are chosen once, for an 8B model on
-an accelerator of 80 GB, and not fitted to any of the results; sizes are an eighth of the paper's, GPUs and prompts
-alike.
+an accelerator of 80 GB, and not fitted to any of the results. GPUs are an eighth of the paper's; prompts are an eighth
+for everything together, and a sixteenth in the figures that need many runs.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,9 @@ BASE = Law(law="lognormal", mean=2_000, sigma=1.0, cap=30_720)
 """Completions of a base model."""
 _TOKEN_GPU_SECONDS = 1.6e-4
 """GPU seconds to train one token, forward passes for log-probs included: 8B weights, 2 x 10^14 operations a second."""
+_GPUS = (2, 4, 8, 16)
+_TRAINING = (2, 3, 4, 6, 8)
+_PROMPTS = (8, 16, 32)
 _STATED = {"rlvr": 2.24, "agentic": 2.72}
 
 
@@ -74,11 +77,11 @@ def _best(gpus: int, seed: int, shares: tuple[float, ...], **settings: object) -
 def _scaling(seed: int) -> dict[str, float]:
     out = {}
     for name, law in (("think", THINKING), ("base", BASE)):
-        for gpus in (2, 4, 8, 16):
-            together = reasoning_plan(gpus, seed, training=0, law=law, depth=0)
+        for gpus in _GPUS:
+            together = reasoning_plan(gpus, seed, training=0, law=law, depth=0, prompts=16)
             out[f"rounds {name} {gpus}"] = 1 / round_seconds(together, 4)
             out[f"tasks {name} {gpus}"] = 1 / simulate(together).step_seconds
-            out[f"ahead {name} {gpus}"] = 1 / _best(gpus, seed, (0.25, 0.375), law=law)
+            out[f"ahead {name} {gpus}"] = 1 / _best(gpus, seed, (0.3,), law=law, prompts=16)
     return out
 
 
@@ -97,7 +100,7 @@ def _tell_scaling(found: Mapping[str, float]) -> Result:
     for name in ("think", "base"):
         base = found[f"rounds {name} 2"]
         lines = {
-            kind: [(float(g), found[f"{kind} {name} {g}"] / base) for g in (2, 4, 8, 16)]
+            kind: [(float(g), found[f"{kind} {name} {g}"] / base) for g in _GPUS]
             for kind in ("rounds", "tasks", "ahead")
         }
         charts.append(Chart(f"Figure 1b: throughput over GPUs, {name}", lines=lines))
@@ -109,11 +112,11 @@ def _tell_scaling(found: Mapping[str, float]) -> Result:
 
 def _splits(seed: int) -> dict[str, float]:
     gpus = 10
-    together = reasoning_plan(gpus, seed, training=0, depth=0)
+    together = reasoning_plan(gpus, seed, training=0, depth=0, prompts=16)
     out = {"rounds": round_seconds(together, 4)}
-    for training in (1, 2, 3, 4, 6, 8):
-        out[f"{training}"] = simulate(reasoning_plan(gpus, seed, training=training)).step_seconds
-    for prompts in (8, 16, 32, 64):
+    for training in _TRAINING:
+        out[f"{training}"] = simulate(reasoning_plan(gpus, seed, training=training, prompts=16)).step_seconds
+    for prompts in _PROMPTS:
         rounds = reasoning_plan(gpus, seed, training=0, prompts=prompts, depth=0)
         out[f"rounds of {prompts}"] = round_seconds(rounds, 4)
         out[f"ahead of {prompts}"] = simulate(reasoning_plan(gpus, seed, training=2, prompts=prompts)).step_seconds
@@ -121,21 +124,21 @@ def _splits(seed: int) -> dict[str, float]:
 
 
 def _tell_splits(found: Mapping[str, float]) -> Result:
-    best = min((1, 2, 3, 4, 6, 8), key=lambda n: found[f"{n}"])
+    best = min(_TRAINING, key=lambda n: found[f"{n}"])
     rows = [
         Row("speed-up of the best split of 40 GPUs", found["rounds"] / found[f"{best}"], 2.0, "3a; 10 GPUs here"),
         Row("training GPUs of the best split, of 40", 4.0 * best, 16),
         Row("speed-up at 16 training, 24 rollout", found["rounds"] / found["4"], 2.0, "the paper's split"),
         Row("speed-up at 32 training, 8 rollout", found["rounds"] / found["8"]),
     ]
-    for prompts in (8, 64):
+    for prompts in (8, 32):
         ours = found[f"rounds of {prompts}"] / found[f"ahead of {prompts}"]
         rows.append(Row(f"speed-up at a batch of {8 * prompts} prompts", ours, None, "3b; an eighth here"))
     lines = {
-        "rounds": [(8.0 * p, found[f"rounds of {p}"]) for p in (8, 16, 32, 64)],
-        "depth 1": [(8.0 * p, found[f"ahead of {p}"]) for p in (8, 16, 32, 64)],
+        "rounds": [(8.0 * p, found[f"rounds of {p}"]) for p in _PROMPTS],
+        "depth 1": [(8.0 * p, found[f"ahead of {p}"]) for p in _PROMPTS],
     }
-    split = {"depth 1": [(4.0 * n, found["rounds"] / found[f"{n}"]) for n in (1, 2, 3, 4, 6, 8)]}
+    split = {"depth 1": [(4.0 * n, found["rounds"] / found[f"{n}"]) for n in _TRAINING]}
     return Result(
         rows,
         [Chart("Figure 3a: speed-up over GPUs for training", lines=split),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.pipeline.simulation.asynchrony import depth_plan
 from headrace.pipeline.simulation.baselines import (
     InOrder,
     batch_rounds,
     list_schedule,
     lockstep,
+    one_after_the_other,
     one_engine_per_prompt,
     rows_seconds,
 )
 from headrace.pipeline.simulation.draws import Draws, GroupDraw
 from headrace.pipeline.simulation.plan import Plan
+from headrace.pipeline.simulation.world import simulate
 
 
 def group(tokens: list[float], environment: list[list[float]] | None = None) -> GroupDraw:
@@ -63,3 +66,12 @@ def test_in_order_a_straggler_holds_the_step_that_it_belongs_to() -> None:
     rule = InOrder(np.array([1.0, 1.0, 50.0, 1.0, 1.0, 1.0]), batch=2, machines=4, alpha=1, train_seconds=5.0)
     assert rule.step_seconds(2, 0) == pytest.approx(55 / 2)
     assert rule.step_seconds(3, 0) == pytest.approx(60 / 3)
+
+
+def test_one_after_the_other_is_what_the_product_does_at_depth_0() -> None:
+    plan = depth_plan(0, -1, 3, samples=32, slots=8).with_(steps=6, warm_up=0)
+    product = simulate(plan).step_seconds
+    draws, train = Draws(plan), plan.machines.train_seconds
+    batches = [np.array([draws.group(32 * b + i).tokens[0, 0] for i in range(32)]) for b in range(6)]
+    assert product == pytest.approx(train + np.mean([list_schedule(batch, 8) for batch in batches]), rel=0.01)
+    assert one_after_the_other(plan, 60) == pytest.approx(product, rel=0.3)
