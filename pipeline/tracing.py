@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from confluent_kafka import Message
 
 from headrace.connectors.kafka import Connection, RawRecord
+from headrace.pipeline.trace_operators import Passed, kept_text
 from headrace.pipeline.trace_weights import trained
 from headrace.pipeline.windows import Windows
 from headrace.schemas.ids import group_partition
@@ -71,6 +72,7 @@ class _Trace:
         self._prompt_id = prompt_id
         self.events: dict[str, Event] = {}
         self.lives: dict[int, _Life] = {}
+        self._passed: Passed | None = None
         self._offers: dict[int, int] = {}
         """Offset of each of its rows in ``prompts``, until it is known what became of it, to the time of the record."""
 
@@ -129,6 +131,8 @@ class _Trace:
 
     def ledger(self) -> None:
         """What became of the credits of its groups; reads on from each admission until all of them have ended."""
+        if self.lives:
+            self._passed = Passed(self._connection)
         for life in self.lives.values():
             start = self._windows.since("ledger", life.began_ms - SKEW_MS) if life.open else {}
             for raw in self._windows.read("ledger", start):
@@ -140,6 +144,8 @@ class _Trace:
 
     def _credit(self, raw: RawRecord, record: Record) -> None:
         text = _ledger_text(record, self.lives)
+        if isinstance(record, Kept) and text and self._passed is not None:
+            text = kept_text(record, self._passed.names(self.lives[record.group].admission.stream, record.policy))
         if not text:
             return
         self.add(raw, text)
@@ -244,7 +250,7 @@ def _ledger_text(record: Record, groups: "dict[int, _Life]") -> str:
         case Opened(group=group) if group in groups:
             return f"group {group}: a credit of policy {record.policy} opens, min version {record.min_version}"
         case Kept(group=group) if group in groups:
-            return f"group {group} kept: mean reward {record.raw_mean:.3f}"
+            return kept_text(record, [])
         case NeedsScore(group=group) if group in groups:
             return f"group {group} waits for the score of its {len(record.members)} members"
         case Closed(group=group) if group in groups:

@@ -191,17 +191,15 @@ def _together(workflow: Workflow) -> str:
 def _failure(workflow: Workflow) -> str:
     """A policy that cannot sample must not become an answer of reward 0."""
 
-    async def play() -> Trajectory:
-        return await asyncio.wait_for(
-            workflow.run(_task(1), _sessions(fails=True), Judge()), _SECONDS  # type: ignore[arg-type]
-        )  # fmt: skip
+    async def play() -> Trajectory | BaseException:
+        episode = workflow.run(_task(1), _sessions(fails=True), Judge())  # type: ignore[arg-type]
+        (ended,) = await asyncio.gather(asyncio.wait_for(episode, _SECONDS), return_exceptions=True)
+        return ended
 
-    try:
-        made = asyncio.run(play())
-    except TimeoutError:
-        raise AssertionError("a policy that cannot sample makes it hang") from None
-    except Exception as error:  # what a worker takes as the reason to exclude the trajectory
-        return f"a policy that cannot sample ends the episode: {type(error).__name__}"
+    made = asyncio.run(play())
+    assert not isinstance(made, TimeoutError), "a policy that cannot sample makes it hang"
+    if isinstance(made, BaseException):  # what a worker takes as the reason to exclude the trajectory
+        return f"a policy that cannot sample ends the episode: {type(made).__name__}"
     assert made.status == "excluded", f"a policy that cannot sample gives a usable trajectory of reward {made.reward:g}"
     return f"a policy that cannot sample gives an excluded trajectory: {made.error or made.end_reason}"
 
