@@ -147,6 +147,7 @@ class Credits:
                 extra=policy.extra_groups,
                 lag=policy.lag,
                 filtered=i in filtered and not policy.exact_refill,
+                stopped=policy.frozen,
             )
             for i, (name, policy) in enumerate(config.policies.items())
         ]

@@ -3,6 +3,7 @@
 from headrace.pipeline.credits import OpenGroup
 from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.leases import Work, Worker
+from headrace.pipeline.workflows.streams import evaluated_stream, evaluated_with
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import PolicyBound, Sampling, Source
 from headrace.schemas.records import Prompt, Task
@@ -22,6 +23,7 @@ class TaskWriter:
             top_k=rollout.top_k,
             max_new_tokens=rollout.max_new_tokens,
         )
+        self._beside = [evaluated_with(config, policy) for policy in range(len(config.policies))]
         self._evaluation = Sampling(temperature=config.eval.temperature, max_new_tokens=rollout.max_new_tokens)
 
     def task(self, work: Work, worker: Worker, group: OpenGroup | None, heldout: list[Prompt], now_ms: int) -> Task:
@@ -30,10 +32,10 @@ class TaskWriter:
         sources: list[Source] = []
         if work.kind == "eval":
             prompt, stream, workflow = heldout[work.detail["prompt"]], EVALUATION_STREAM, self._workflow(work)
+            evaluated = work.detail["policy"]
             bounds = [
-                PolicyBound(
-                    policy=work.detail["policy"], min_version=work.detail["version"], pinned=worker.role == "eval"
-                )
+                PolicyBound(policy=p, min_version=v, pinned=p == evaluated and worker.role == "eval")
+                for p, v in self.evaluation_bounds(work).items()
             ]
         else:
             assert group is not None, f"{work.kind} work of group {work.group} outlived its group"
@@ -49,10 +51,11 @@ class TaskWriter:
             sampling=self._evaluation if work.kind == "eval" else self._sampling, members=members, sources=sources,
         )  # fmt: skip
 
+    def evaluation_bounds(self, work: Work) -> dict[int, int]:
+        """Min version per policy of an evaluation, the evaluated one first; those beside it are as they come."""
+        policy, version = work.detail["policy"], work.detail["version"]
+        return {p: version if p == policy else 0 for p in self._beside[policy]}
+
     def _workflow(self, work: Work) -> str:
         """The workflow of the first stream that trains the evaluated policy."""
-        policy = work.detail["policy"]
-        for name, stream in self._config.streams.items():
-            if policy in self._config.stream_policies(name):
-                return stream.workflow
-        return next(iter(self._config.streams.values())).workflow
+        return self._config.streams[evaluated_stream(self._config, work.detail["policy"])].workflow

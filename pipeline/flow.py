@@ -14,7 +14,7 @@ from headrace.pipeline.prompt_to_task import Schedule
 from headrace.pipeline.runtime.stage import Stage, StageFactory
 from headrace.pipeline.serving import SERVING_KINDS, Serving
 from headrace.pipeline.trajectory_to_group import Assemble
-from headrace.pipeline.workflows.workflow import make_workflow
+from headrace.pipeline.workflows.streams import workflow_of
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.topics import STORES, SUB_TOPOLOGIES, TOPICS
@@ -100,7 +100,7 @@ def validate(config: RunConfig) -> None:
         for policy in config.stream_policies(stream):
             _check_order(stream, config.policy_names()[policy], config.operators)
     for name, section in config.streams.items():
-        make_workflow(section.workflow, section.workflow_options)
+        workflow_of(config, name)
         if section.pacing not in ("any", "all") and section.pacing not in config.policies:
             choices = ", ".join(("any", "all", *config.policies))
             raise ConfigurationError(f"streams.{name}.pacing is {section.pacing!r}: it must be one of {choices}")

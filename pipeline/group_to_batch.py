@@ -80,7 +80,7 @@ class Batch:
         self.lanes = config.run.lanes
         self.bound = self.settings.staleness_bound()
         self.ahead = self.settings.batches_ahead()
-        self.at = _Progress()
+        self.at = _Progress(stopped=self.settings.frozen)
         self.held = KeptGroups()
         self.untrained: dict[int, list[int]] = {}
         """Fresh groups of composed batches without a Step."""

@@ -88,7 +88,7 @@ def _item(member: Member, taken: BatchGroup, *, batch: int, lane: int, index: in
         policy=member.policy, batch=batch, lane=lane, index=index, use=taken.use, group=member.group,
         replica=member.replica, stream=member.stream, prompt_id=member.prompt_id, raw_reward=member.raw_reward,
         shaped_reward=member.shaped_reward, group_mean=group.reward_mean, group_std=group.reward_std,
-        group_count=group.counted, length=member.length, oldest_version=member.oldest_version,
+        group_count=group.counted, group_roles=group.roles, length=member.length, oldest_version=member.oldest_version,
         newest_version=member.newest_version, end_reason=member.end_reason, rewards=member.rewards,
         sources=member.sources, blob=member.blob, sequences=member.sequences,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """From the trajectories of a group to the Members and the Group of one policy (protocol 6).
 
 Pure functions. Every replica that reported becomes a Member, the excluded ones too; reward parts of a role go to the
-policy whose sequences have that role, group-scope scores are added to the raw reward.
+policy that played that role, group-scope scores are added to the raw reward. A policy that is rewarded in several roles
+of a trajectory has their mean as its raw reward; advantages are by role (``Group.roles``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,9 @@ import numpy as np
 
 from headrace.pipeline.operators.operator import GroupDraft
 from headrace.schemas.parts import Reward, Source
+from headrace.schemas.parts import Sequence as TokenSequence
 from headrace.schemas.records import Admission, Group, Member, Trajectory
+from headrace.schemas.role_rewards import split_reward
 
 __all__ = ("Reported", "draft_of", "is_usable")
 
@@ -49,27 +52,49 @@ def _member(policy: int, name: str, reported: Reported, scores: Sequence[Reward]
     versions = [(s.oldest_version, s.newest_version) for s in sequences if s.newest_version >= 0]
     oldest = min((o for o, _ in versions), default=-1)
     newest = max((n for _, n in versions), default=-1)
-    if trajectory.blob is not None:
-        length = trajectory.tokens
+    roles = {s.role for s in sequences} | {part.role for part in trajectory.roles if part.policy == policy}
+    if trajectory.blob is not None:  # the sequences lie with the arrays; what is known of them stands in the head
+        played = [part for part in trajectory.roles if part.policy == policy]
+        length = sum(part.tokens for part in played) if trajectory.roles else trajectory.tokens
         oldest = trajectory.oldest_versions.get(name, trajectory.oldest_versions.get(str(policy), -1))
         newest = max(oldest, newest)
-    roles = {s.role for s in sequences}
-    if trajectory.blob is not None:  # the roles lie with the arrays; these are the names that workflows give by default
-        roles = {f"policy{policy}", name}
+        roles = roles or {f"policy{policy}", name}
     rewards = [r for r in trajectory.rewards if not r.role or r.role in roles] + list(scores)
-    raw = trajectory.reward + sum(r.value for r in rewards if r.role and r.turn < 0) + sum(r.value for r in scores)
+    raw = _raw_reward(trajectory, rewards, scores)
+    status = _status(trajectory, length, oldest, took_part=bool(roles or rewards))
     return Member(
         policy=policy, group=trajectory.group, replica=trajectory.replica, attempt=trajectory.attempt,
-        stream=trajectory.stream, prompt_id=trajectory.prompt_id, status=_status(trajectory, length, oldest),
+        stream=trajectory.stream, prompt_id=trajectory.prompt_id, status=status,
         raw_reward=raw, shaped_reward=raw, length=length, oldest_version=oldest, newest_version=newest,
-        end_reason=trajectory.end_reason, error=trajectory.error, rewards=rewards, sources=[place],
+        end_reason=_end_reason(trajectory, sequences), error=trajectory.error, rewards=rewards, sources=[place],
         blob=trajectory.blob, sequences=sequences,
     )  # fmt: skip
 
 
-def _status(trajectory: Trajectory, length: int, oldest: int) -> str:
-    """Excluded results count nowhere; a full context or nothing to train counts in the statistics only."""
-    if not is_usable(trajectory):
+def _raw_reward(trajectory: Trajectory, rewards: Sequence[Reward], scores: Sequence[Reward]) -> float:
+    """What is of the whole trajectory, and the mean over the roles that are rewarded apart.
+
+    A trajectory without parts has its reward as a whole.
+    """
+    whole, roles = split_reward(rewards)
+    if not trajectory.rewards:
+        whole, roles = trajectory.reward + sum(s.value for s in scores), {}
+    return whole + (sum(roles.values()) / len(roles) if roles else 0.0)
+
+
+def _end_reason(trajectory: Trajectory, sequences: Sequence[TokenSequence]) -> str:
+    """Of a usable trajectory in several sequences, how this policy's own ended: ``length`` where any was cut off."""
+    if not is_usable(trajectory) or len(trajectory.sequences) < 2 or not sequences:
+        return trajectory.end_reason
+    ends = {s.end_reason for s in sequences}
+    return next((end for end in ("length", "stop") if end in ends), trajectory.end_reason)
+
+
+def _status(trajectory: Trajectory, length: int, oldest: int, *, took_part: bool) -> str:
+    """Excluded results count nowhere, nor does a policy that said and earned nothing where others are rewarded by role;
+    a full context or nothing to train counts in the statistics only.
+    """
+    if not is_usable(trajectory) or (trajectory.rewards and not took_part):
         return "excluded"
     if trajectory.end_reason == "context_full" or length == 0 or oldest < 0:
         return "baseline_only"

@@ -163,7 +163,8 @@ class Schedule:
     def _heldout_complete(self, context: Context) -> None:
         if self.evaluation.close(context.store()):
             for p in self.credits.policies:
-                self._evaluate(p.index, p.version, context)
+                if not p.stopped:
+                    self._evaluate(p.index, p.version, context)
 
     def _evaluate(self, policy: int, version: int, context: Context) -> None:
         tasks = self.evaluation.issue(policy, version, self.credits.next_group, context.store())
@@ -391,8 +392,9 @@ class Schedule:
                 min_version=bounds[policy], cap=cap, sources=sources,
             )  # fmt: skip
             context.emit("ledger", record, partition=policy)
-        if len(opened) < len(bounds):
-            context.metrics.count("unclaimed", len(bounds) - len(opened), stream=prompt.stream)
+        wanted = [p for p in bounds if not policies[p].stopped and (not waiting.policies or p in waiting.policies)]
+        if len(opened) < len(wanted):
+            context.metrics.count("unclaimed", len(wanted) - len(opened), stream=prompt.stream)
         self._queue_replicas(group)
 
     def _queue_replicas(self, group: OpenGroup) -> None:
@@ -441,7 +443,7 @@ class Schedule:
     def _bounds(self, work: Work) -> dict[int, int]:
         """Min version per policy of work."""
         if work.kind == "eval":
-            return {work.detail["policy"]: work.detail["version"]}
+            return self.writer.evaluation_bounds(work)
         group = self.credits.groups.get(work.group)
         return group.bounds if group is not None and work.kind == "train" else {}
 

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.connectors.kafka import Connection
 from headrace.pipeline.launch.folder import RunFolder
 from headrace.pipeline.report_operators import operators_in_words
+from headrace.pipeline.report_policies import PolicyFigures, policy_figures
 from headrace.pipeline.run_records import TrajectoryHead, read_records, read_trajectory_heads
 from headrace.pipeline.tally import PolicyTally, Tally
 from headrace.schemas.config import RunConfig
@@ -59,7 +60,8 @@ class Figures:
     stale: see ``StaleBias.figures``. operators: those of the configuration in their order, in words.
     trained_tokens: sum over Steps; seconds_per_million_tokens: wall_seconds per million of them. time_split: shares of
     the trainer's time between its first and last Step. loop_latency_ms: see ``loop_latencies_ms`` (None unless depth
-    is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``.
+    is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``. policies: the figures
+    of each policy. workflow: means of what workflows counted, over their trajectories.
     """
 
     run: str
@@ -91,6 +93,8 @@ class Figures:
     changed_share_mean: float | None
     changed_by_role: dict[str, float]
     mismatch: dict[str, float]
+    policies: list[PolicyFigures]
+    workflow: dict[str, float]
     command: str
     curves: Curves = field(repr=False)
     samples: list[Sample] = field(repr=False)
@@ -115,6 +119,8 @@ class Figures:
             lines.append("dropped as stale: " + ", ".join(f"{name} {value:.4g}" for name, value in self.stale.items()))
         if self.operators:
             lines.append("operators: " + ", ".join(f"{name} ({told})" for name, told in self.operators.items()))
+        if len(self.policies) > 1:
+            lines += [policy.summary() for policy in self.policies]
         return lines
 
 
@@ -179,6 +185,8 @@ def build_figures(
         changed_share_mean=_mean(step.changed_share for step in policy.steps),
         changed_by_role=_changed_by_role(policy.steps),
         mismatch=_mismatch(policy.steps),
+        policies=policy_figures(config, tally),
+        workflow=_workflow(heads),
         command=sessions[0].command if sessions else "",
         curves=_curves(policy, staleness),
         samples=_samples(policy.evals),
@@ -273,6 +281,16 @@ def _mismatch(steps: Sequence[Step]) -> dict[str, float]:
             if name.startswith("mismatch") and value > 0:
                 values[name].append(value)
     return {name: max(v) if name.endswith("max") else sum(v) / len(v) for name, v in values.items()}
+
+
+def _workflow(heads: Sequence[TrajectoryHead]) -> dict[str, float]:
+    """Mean of every figure over the usable trajectories that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for head in heads:
+        if head.status == "train":
+            for name, value in head.metrics.items():
+                values[name].append(value)
+    return {name: sum(v) / len(v) for name, v in values.items()}
 
 
 def _changed_by_role(steps: Sequence[Step]) -> dict[str, float]:

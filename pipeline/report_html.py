@@ -47,6 +47,7 @@ def page(figures: "Figures") -> str:
         f'<div class="row">{"".join(charts)}</div>',
         "<h2>Held-out prompts, before and after</h2>",
         _samples(figures),
+        *(["<h2>Policies</h2>", _policies(figures)] if len(figures.policies) > 1 else []),
         "<h2>Figures</h2>",
         _table(figures),
         "<h2>Run again</h2>",
@@ -150,13 +151,25 @@ def _answer(text: str, reward: float) -> str:
 def _table(figures: "Figures") -> str:
     rows = []
     for name, value in figures.flat().items():
-        if name in ("curves", "samples", "command"):
+        if name in ("curves", "samples", "command", "policies"):
             continue
         rows.append(f'<tr><td>{escape(name)}</td><td class="n">{escape(_cell(value))}</td></tr>')
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _policies(figures: "Figures") -> str:
+    """One column for each policy."""
+    columns = figures.flat()["policies"]
+    rows = [
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(_cell(policy[name]))}</td>' for policy in columns)}</tr>"
+        for name in columns[0]
+    ]
     return f"<table>{''.join(rows)}</table>"
 
 
 def _cell(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_cell(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return " -> ".join(_cell(inner) for inner in value)
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,7 @@ In: a connection to the run's topics; out: lists of records with their places, f
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -39,6 +39,7 @@ class TrajectoryHead:
     error: str
     prompt_text: str
     completion_text: str
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def read_records(connection: Connection, topic: str) -> Iterator[tuple[RawRecord, Record]]:
@@ -81,8 +82,8 @@ def head_of(raw: RawRecord) -> TrajectoryHead | None:
 
 @cache
 def _head_schema() -> Any:
-    """The schema of a Trajectory up to its last text: Avro has no field lengths, so a prefix can be read alone."""
+    """The schema of a Trajectory up to its metrics: Avro has no field lengths, so a prefix can be read alone."""
     schema = packaged_schema("Trajectory")
     names = [entry["name"] for entry in schema["fields"]]
-    cut = names.index("completion_text") + 1
+    cut = names.index("metrics") + 1
     return fastavro.parse_schema({**schema, "name": "TrajectoryHead", "fields": schema["fields"][:cut]})

@@ -24,6 +24,7 @@ from headrace.schemas.records import (
     Stop,
     Trained,
 )
+from headrace.schemas.role_rewards import split_reward
 
 __all__ = ("TALLY_TOPICS", "PolicyTally", "RewardPoint", "Tally")
 
@@ -48,6 +49,8 @@ class PolicyTally:
     steps: list[Step] = field(default_factory=list)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     opened: int = 0
+    groups: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Groups that a credit was opened for, by stream."""
     rolling: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     batched: dict[int, int] = field(default_factory=dict)
@@ -91,6 +94,18 @@ class PolicyTally:
     def accuracies(self) -> list[tuple[int, float, int]]:
         """(version, mean reward, samples) of every evaluated version, in order."""
         return [(v, sum(r.reward for r in rs) / len(rs), len(rs)) for v, rs in sorted(self.evals.items()) if rs]
+
+    def role_rewards(self) -> dict[str, list[tuple[int, float]]]:
+        """Mean reward of every role in the samples of every evaluated version, where a workflow has roles."""
+        out: dict[str, list[tuple[int, float]]] = {}
+        for version, results in sorted(self.evals.items()):
+            values: dict[str, list[float]] = {}
+            for result in results:
+                for role, value in split_reward(result.rewards)[1].items():
+                    values.setdefault(role, []).append(value)
+            for role, own in values.items():
+                out.setdefault(role, []).append((version, sum(own) / len(own)))
+        return out
 
     def staleness(self) -> Counter[int]:
         """Staleness of every item of every batch with a Step: start version less oldest version, to its count."""
@@ -152,6 +167,7 @@ def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched |
     match record:
         case Opened():
             policy.opened += 1
+            policy.groups[record.stream].add(record.group)
             policy.rolling.add(record.group)
         case Kept():
             if record.group in policy.rolling:

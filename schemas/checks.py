@@ -102,6 +102,8 @@ def _trajectory(record: Any) -> None:
     _finite("reward", record.reward)
     for part in record.rewards:
         _finite(f"rewards[{part.name}]", part.value)
+    for name, value in record.metrics.items():
+        _finite(f"metrics[{name}]", value)
     _of("status", record.status, ("train", "excluded"))
     _of("end_reason", record.end_reason, END_REASONS)
     _sequences(record)

@@ -271,6 +271,9 @@ class PolicyConfig(Section):
     exact_refill: bool = False
     """Admit one group for each that a filter has dropped, none in expectation of drops: slower, but nothing is left
     over, so at depth 0 one seed gives one run with filters too."""
+    frozen: bool = False
+    """Serve the model as it is: its process publishes version 0 and ends, nothing of it is admitted or trained, and
+    what it says is context for the other policies."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[trainer]`` that differ for this policy."""
 
@@ -372,6 +375,8 @@ class RunConfig(Section):
                     raise ValueError(
                         f"streams.{name}.policies names {wanted!r}; policies are {', '.join(self.policies)}"
                     )
+            if all(self.policies[p].frozen for p in stream.policies or self.policies):
+                raise ValueError(f"streams.{name} trains nothing: all of its policies are frozen")
         if not self.policies or not self.streams:
             raise ValueError("a run needs at least one [policies.P] and one [streams.S]")
         return self
@@ -399,7 +404,7 @@ class RunConfig(Section):
         return list(self.policies)
 
     def stream_policies(self, stream: str) -> list[int]:
-        """Indices of the policies that a stream trains."""
+        """Indices of the policies that a stream's workflow plays with, frozen ones included."""
         names = self.streams[stream].policies or self.policy_names()
         return [self.policy_names().index(name) for name in names]
 

@@ -13,6 +13,8 @@ from headrace.schemas.parts import (
     MemberScore,
     Message,
     Reward,
+    RolePart,
+    RoleStatistics,
     Sequence,
     Source,
 )
@@ -80,10 +82,11 @@ class End:
 class Trajectory:
     """The result of one attempt at one replica: sequences per policy and role, named rewards (protocol 2, 5).
 
-    ``status`` is train or excluded (then ``error`` says why and sequences may be empty). ``reward`` is the sum of the
-    parts of the whole trajectory. ``metrics`` are figures of the workflow for people. Above 1 MB the arrays lie in the
-    object store and ``blob`` points there; then ``sequences`` is empty and ``oldest_versions`` still tells the oldest
-    version per policy.
+    ``status`` is train or excluded (then ``error`` says why and sequences may be empty). ``reward`` is what the episode
+    came to: the sum of the parts of the whole trajectory, unless its workflow says otherwise. ``metrics`` are figures
+    of the workflow for people. Above 1 MB the arrays lie in the object store and ``blob`` points there; then
+    ``sequences`` is empty, and ``oldest_versions`` and ``roles`` still tell the oldest version per policy and who
+    played what.
 
     Example: Trajectory(group=5, replica=0, attempt=0, worker="rollout-0", incarnation=1764478800000, stream="main",
     prompt_id="7d0c8a3e4f2b1a90", status="train", end_reason="stop", reward=1.0, tokens=6, started_ms=1, finished_ms=80,
@@ -110,6 +113,7 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     rewards: list[Reward] = field(default_factory=list)
     oldest_versions: dict[str, int] = field(default_factory=dict)
+    roles: list[RolePart] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     blob: BlobRef | None = None
     sequences: list[Sequence] = field(default_factory=list)
@@ -185,7 +189,8 @@ class Group:
     """A closed and kept group of one policy; its ``members`` Members stand before it in the same transaction.
 
     Statistics are over members with status train or baseline_only (``counted``): mean and unbiased standard deviation
-    of shaped and of raw rewards. ``short`` says that fewer than the admitted group size were usable.
+    of shaped and of raw rewards. ``roles`` has those of shaped rewards by role, where the policy plays several that are
+    rewarded apart. ``short`` says that fewer than the admitted group size were usable.
 
     Example: Group(policy=0, group=5, stream="main", prompt_id="7d0c8a3e4f2b1a90", members=8, counted=8, trained=8,
     short=False, reward_mean=.5, reward_std=.53, raw_mean=.5, raw_std=.53, oldest_version=7, newest_version=8,
@@ -209,6 +214,7 @@ class Group:
     tokens: int
     closed_ms: int
     task_type: str = ""
+    roles: list[RoleStatistics] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
 
@@ -216,7 +222,8 @@ class Group:
 class Item:
     """One trained member in a lane of a batch topic. Whole groups share a lane, so a rank sees all members of a group.
 
-    ``group_mean``, ``group_std`` and ``group_count`` are the shaped reward statistics of its Group record.
+    ``group_mean``, ``group_std``, ``group_count`` and ``group_roles`` are the shaped reward statistics of its Group
+    record.
 
     Example: Item(policy=0, batch=3, lane=1, index=0, use=0, group=5, replica=0, stream="main",
     prompt_id="7d0c8a3e4f2b1a90",
@@ -243,6 +250,7 @@ class Item:
     newest_version: int
     end_reason: str
     rewards: list[Reward] = field(default_factory=list)
+    group_roles: list[RoleStatistics] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     blob: BlobRef | None = None
     sequences: list[Sequence] = field(default_factory=list)
@@ -360,7 +368,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """One evaluated sample, with the versions that it was sampled from.
+    """One evaluated sample, with the versions that it was sampled from. ``rewards`` are its parts, by role where a
+    workflow has roles.
 
     Example: EvalResult(policy=0, suite="heldout", prompt_id="7d0c8a3e4f2b1a90", replica=0, version=10,
     oldest_version=10,
@@ -381,4 +390,5 @@ class EvalResult:
     error: str = ""
     prompt_text: str = ""
     completion_text: str = ""
+    rewards: list[Reward] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)

@@ -23,6 +23,8 @@ __all__ = (
     "Message",
     "PolicyBound",
     "Reward",
+    "RolePart",
+    "RoleStatistics",
     "Sampling",
     "Sequence",
     "Source",
@@ -81,7 +83,25 @@ class Reward:
     value: float
     role: str = ""
     turn: int = -1
-    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePart:
+    """Who played a role of a trajectory: the policy's index, and the count of its trained tokens in that role."""
+
+    role: str
+    policy: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleStatistics:
+    """Shaped rewards of one role over the counted members that were rewarded for it: mean, unbiased deviation."""
+
+    role: str
+    mean: float
+    std: float
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,8 +120,10 @@ def _examples() -> dict[str, records.Record]:
             finished_ms=80,
             prompt_text="52436=",
             completion_text="23456",
+            metrics={"retried": 1.0},
             rewards=[parts.Reward(name="exact_match", value=1.0)],
             oldest_versions={"0": 7},
+            roles=[parts.RolePart(role="solver", policy=0, tokens=2)],
             sequences=[sequence()],
             blob=parts.BlobRef(key="runs/first/blobs/5/0/0", size=7, digest="ab"),
         ),
@@ -147,6 +149,7 @@ def _examples() -> dict[str, records.Record]:
             newest_version=8,
             tokens=16,
             closed_ms=90,
+            roles=[parts.RoleStatistics(role="solver", mean=0.5, std=0.53, count=8)],
             sources=[source],
         ),
         records.Opened(policy=0, group=5, stream="main", prompt_id="7d0c8a3e4f2b1a90", min_version=4, cap=64),
@@ -162,7 +165,10 @@ def _examples() -> dict[str, records.Record]:
         ),
         records.Batched(policy=0, batch=3, groups=[5, 6, 9]),
         records.Trained(policy=0, batch=3, version=3, first=True),
-        records.Item(**part, batch=3, lane=1, index=0, use=0, group_mean=0.5, group_std=0.53, group_count=8),
+        records.Item(
+            **part, batch=3, lane=1, index=0, use=0, group_mean=0.5, group_std=0.53, group_count=8,
+            group_roles=[parts.RoleStatistics(role="solver", mean=0.5, std=0.53, count=8)],
+        ),
         records.Manifest(
             policy=0,
             batch=3,
@@ -223,6 +229,7 @@ def _examples() -> dict[str, records.Record]:
             tokens=6,
             end_reason="stop",
             finished_ms=99,
+            rewards=[parts.Reward(name="verdict", value=1.0, role="verifier")],
         ),
     ]
     return {type(record).__name__: record for record in made}

@@ -48,7 +48,8 @@ class BatchFeed:
         blob = item.blob
         if blob is None:
             return item
-        return replace(item, sequences=patiently(lambda: get_sequences(self._store, blob), self._stop))
+        whole = patiently(lambda: get_sequences(self._store, blob), self._stop)
+        return replace(item, sequences=[s for s in whole if s.policy == item.policy])
 
     def offsets(self) -> dict[int, int]:
         """Offsets after what was given out, of all lanes, from every rank."""

@@ -75,6 +75,7 @@ class Trainer:
         self._config, self._name = config, policy
         self._trainer = config.trainer_of(policy)
         self._policy = config.policy_names().index(policy)
+        self._frozen = config.policies[policy].frozen
         self._connection, self._store, self._backend = connection, store, backend
         self._ranks, self._stop, self._rewind = ranks, stop, rewind
         self._learner = Learner(config, policy, backend, ranks)
@@ -254,6 +255,8 @@ class Trainer:
     def _next_batch(self) -> str:
         """Train the next batch and publish it; returns the reason when there is none."""
         limit = self._trainer.max_steps
+        if self._frozen:
+            return "frozen"
         if limit and self._batch >= limit:
             return "steps"
         timing = _Timing()
@@ -404,7 +407,13 @@ class Trainer:
     # the end
 
     def _finish(self, reason: str) -> None:
-        """Final checkpoint, the model as a Hugging Face folder, then Stop."""
+        """Final checkpoint, the model as a Hugging Face folder, then Stop. Of a frozen policy only Stop is new."""
+        if self._frozen:
+            offsets = self._feed.offsets()
+            if self._ranks.leads:
+                self._lead_log.commit([Stop(reason=reason, policy=self._policy)], offsets)
+                self._say("frozen: version 0 is published, and there is nothing to train")
+            return
         self._settle()
         self._checkpoints.save_last(*self._state(self._version))
         # Where ranks hold shards nobody gathers them: the store has the same weights.

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from headrace.schemas.parts import Sequence
 from headrace.schemas.records import Item
-from headrace.trainers.advantages.advantage import Advantage, GroupRewards
+from headrace.trainers.advantages.advantage import Advantage
+from headrace.trainers.shares import group_values, share_of
 
-__all__ = ("MicroBatch", "Row", "bare_rows", "count_rows", "dummy", "group_values", "pack", "rows_of", "split_updates")
+__all__ = ("MicroBatch", "Row", "bare_rows", "count_rows", "dummy", "pack", "rows_of", "split_updates")
 
 Floats = npt.NDArray[np.float32]
 
@@ -28,12 +29,13 @@ class Row:
     """One sequence to train on: tokens int32, behave log-probs float32 (nats), mask bool, versions int32, advantages
     float32; with a critic also values (before the batch) and returns float32; all [length].
 
-    item: index of its trajectory among the rank's items. group: key of its group within the batch. reward (raw): of
-    its trajectory. temperature: it was sampled at. unit_tokens: trained tokens of what counts as one sequence in
-    aggregation, the trajectory or this row.
+    item: index of its trajectory among the rank's items. role: what the policy played. group: key of its group within
+    the batch. reward (raw): of its trajectory. temperature: it was sampled at. unit_tokens: trained tokens of what
+    counts as one sequence in aggregation, the trajectory or this row.
     """
 
     item: int = 0
+    role: str = ""
     group: tuple[int, int]
     tokens: npt.NDArray[np.int32]
     behave: Floats
@@ -96,32 +98,14 @@ def bare_rows(items: Listed[Item], *, by_trajectory: bool = True) -> list[Row]:
     return rows
 
 
-def group_values(items: Listed[Item], advantage: Advantage) -> list[float]:
-    """The advantage of each item's trajectory, from its group."""
-    out = [0.0] * len(items)
-    for indices in _groups(items).values():
-        members = [items[at] for at in indices]
-        first = members[0]
-        given = GroupRewards(
-            rewards=[m.shaped_reward for m in members],
-            mean=first.group_mean,
-            std=first.group_std,
-            count=first.group_count,
-            lengths=[m.length for m in members],
-            parts=[{r.name: r.value for r in m.rewards if r.turn < 0} for m in members],
-        )
-        for at, value in zip(indices, advantage(given), strict=True):
-            out[at] = value
-    return out
-
-
 def rows_of(items: Listed[Item], advantage: Advantage, *, by_trajectory: bool = True) -> list[Row]:
-    """Rows of the items; every token of a trajectory gets the trajectory's advantage."""
+    """Rows of the items; every token of a trajectory, or of a role of it, gets the same advantage (``shares``)."""
     values = group_values(items, advantage)
-    return [
-        replace(row, advantages=np.where(row.mask, np.float32(values[row.item]), np.float32(0)))
-        for row in bare_rows(items, by_trajectory=by_trajectory)
-    ]
+    out = []
+    for row in bare_rows(items, by_trajectory=by_trajectory):
+        value = np.float32(values[row.item, share_of(items[row.item], row.role)])
+        out.append(replace(row, advantages=np.where(row.mask, value, np.float32(0))))
+    return out
 
 
 def _groups(items: Listed[Item]) -> dict[tuple[int, int], list[int]]:
@@ -138,6 +122,7 @@ def _row(group: tuple[int, int], at: int, sequence: Sequence, item: Item) -> Row
         mask[0] = False  # the first token has nothing before it to be predicted from
     return Row(
         item=at,
+        role=sequence.role,
         group=group,
         tokens=sequence.tokens,
         behave=sequence.logprobs,

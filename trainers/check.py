@@ -40,7 +40,8 @@ def check_settings(config: RunConfig) -> None:
         advantage = load("headrace.advantages", trainer.advantage)
         configured(advantage, trainer.advantage_options, "trainer.advantage_options")
         mode_named(trainer.aggregation)
-        check_data(config, policy, loss)
+        if not config.policies[policy].frozen:
+            check_data(config, policy, loss)
         if trainer.backend == "deepspeed":
             engine_settings(trainer)
 

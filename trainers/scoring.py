@@ -14,7 +14,8 @@ from torch import Tensor
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Item
 from headrace.trainers.advantages.advantage import AddUp, Advantage, BatchAdvantage, Needs, Scored
-from headrace.trainers.batching import MicroBatch, Row, group_values
+from headrace.trainers.batching import MicroBatch, Row
+from headrace.trainers.shares import Share, group_values, share_of, shares_of
 
 __all__ = ("by_row", "needs_of", "scored_rows")
 
@@ -50,14 +51,19 @@ def scored_rows(
     values, kl: one array for each row, as ``Scored`` has them. Raises ConfigurationError when an advantage is not
     finite: rewards are, so it is the plug-in's mistake, and training on it would change nothing or everything.
     """
+    keys = [(row.item, share_of(items[row.item], row.role)) for row in rows]
     if not isinstance(advantage, BatchAdvantage):
         each = group_values(items, advantage)
-        out = [replace(r, advantages=np.where(r.mask, np.float32(each[r.item]), np.float32(0))) for r in rows]
+        out = [
+            replace(r, advantages=np.where(r.mask, np.float32(each[key]), np.float32(0)))
+            for r, key in zip(rows, keys, strict=True)
+        ]
         return _checked(out, items, advantage)
-    own: dict[int, list[int]] = {}
-    for at, row in enumerate(rows):
-        own.setdefault(row.item, []).append(at)
-    members = [_scored(items[item], rows, indices, values, kl) for item, indices in own.items()]
+    own: dict[tuple[int, str], list[int]] = {}
+    for at, key in enumerate(keys):
+        own.setdefault(key, []).append(at)
+    shares = {(share.item, share.role): share for share in shares_of(items)}
+    members = [_scored(shares[key], rows, indices, values, kl) for key, indices in own.items()]
     out = list(rows)
     for indices, found in zip(own.values(), advantage.of_batch(members, add_up), strict=True):
         for number, at in enumerate(indices):
@@ -80,26 +86,16 @@ def _checked(rows: list[Row], items: Sequence[Item], advantage: object) -> list[
     return rows
 
 
-def _scored(item: Item, rows: Sequence[Row], indices: Sequence[int], values: Arrays, kl: Arrays) -> Scored:
-    trained = [sequence for sequence in item.sequences if sequence.trainable]
+def _scored(share: Share, rows: Sequence[Row], indices: Sequence[int], values: Arrays, kl: Arrays) -> Scored:
     return Scored(
-        group=(item.group, item.use),
-        reward=item.shaped_reward,
-        mean=item.group_mean,
-        std=item.group_std,
-        count=item.group_count,
+        group=share.group,
+        reward=share.reward,
+        mean=share.mean,
+        std=share.std,
+        count=share.count,
         masks=[rows[at].mask for at in indices],
-        roles=[sequence.role for sequence in trained],
-        turn_rewards=_by_turn(item),
+        roles=[rows[at].role for at in indices],
+        turn_rewards=share.turns,
         values=[values[at] for at in indices] if values else (),
         kl=[kl[at] for at in indices] if kl else (),
     )
-
-
-def _by_turn(item: Item) -> dict[int, float]:
-    """The parts of the reward that belong to a turn, added up."""
-    out: dict[int, float] = {}
-    for part in item.rewards:
-        if part.turn >= 0:
-            out[part.turn] = out.get(part.turn, 0.0) + part.value
-    return out

@@ -70,7 +70,8 @@ class Learner:
         self._mode = mode_named(trainer.aggregation)
         self._by_trajectory = trainer.aggregation_unit == "trajectory"
         self._constant = float(config.rollout.max_new_tokens)
-        check_data(config, policy, self._loss)
+        if not config.policies[policy].frozen:
+            check_data(config, policy, self._loss)
         needs = needs_of(self._advantage)
         model = config.policies[policy].model
         self._kl = needs.kl

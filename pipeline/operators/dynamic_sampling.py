@@ -2,7 +2,8 @@
 
 The group advantage of such a group is zero for every member (Yu et al. 2025, arXiv 2503.14476, 3.2). The test is exact
 by default: ``max - min > tolerance`` over the shaped rewards of counted members. With ``test = "allclose"`` it is that
-of AstraFlow: some reward differs from that of the first member by more than ``1e-8 + 1e-5 * |first|``.
+of AstraFlow: some reward differs from that of the first member by more than ``1e-8 + 1e-5 * |first|``. A policy that
+is rewarded in several roles is tested by role, since its advantages are: one role that varies keeps the group.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class DynamicSampling:
         lowest, highest = min(rewards, default=0.0), max(rewards, default=0.0)
         if not all(map(isfinite, rewards)):
             context.drop("reward_unknown", f"rewards are {', '.join(f'{r:g}' for r in rewards)}")
-        elif self.varied(rewards):
+        elif any(self.varied(own) for own in (record.by_role() or {"": rewards}).values()):
             context.emit(record)
         elif lowest == highest:
             context.drop("zero_variance", f"all {len(rewards)} rewards are {lowest:g}")

@@ -12,7 +12,9 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from headrace.pipeline.runtime.stage import Metrics, Store
+from headrace.schemas.parts import RoleStatistics
 from headrace.schemas.records import Group, Member
+from headrace.schemas.role_rewards import role_rewards
 
 __all__ = ("GroupDraft", "Kind", "Operator", "OperatorConfiguration", "OperatorContext", "mean_and_deviation")
 
@@ -46,6 +48,14 @@ class GroupDraft:
         """Members with status train."""
         return [m for m in self.members if m.status == "train"]
 
+    def by_role(self) -> dict[str, list[float]]:
+        """Shaped rewards of counted members by role, where the policy is rewarded in several; else empty."""
+        values: dict[str, list[float]] = {}
+        for m in self.counted():
+            for role, value in role_rewards(m.rewards, raw=m.raw_reward, shaped=m.shaped_reward).items():
+                values.setdefault(role, []).append(value)
+        return values if len(values) > 1 else {}
+
     def with_members(self, members: Sequence[Member]) -> "GroupDraft":
         """The draft with other members and the statistics that follow from them."""
         draft = replace(self, members=tuple(members))
@@ -57,8 +67,14 @@ class GroupDraft:
             short=len(counted) < self.group_size, reward_mean=reward_mean, reward_std=reward_std, raw_mean=raw_mean,
             raw_std=raw_std, oldest_version=min((m.oldest_version for m in trained), default=-1),
             newest_version=max((m.newest_version for m in trained), default=-1), tokens=sum(m.length for m in trained),
+            roles=[_statistics(role, values) for role, values in draft.by_role().items()],
         )  # fmt: skip
         return replace(draft, group=group)
+
+
+def _statistics(role: str, values: Sequence[float]) -> RoleStatistics:
+    mean, std = mean_and_deviation(values)
+    return RoleStatistics(role=role, mean=mean, std=std, count=len(values))
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:

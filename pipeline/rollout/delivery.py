@@ -175,6 +175,7 @@ def excluded(trajectory: Trajectory, error: str) -> Trajectory:
         metrics={},
         rewards=[],
         oldest_versions={},
+        roles=[],
         prompt_text="",
         completion_text="",
         blob=None,

@@ -17,6 +17,7 @@ from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery, excluded
 from headrace.pipeline.rollout.group_scores import MembersReader, score_group
 from headrace.pipeline.rollout.sampler import Sampler, Session
+from headrace.pipeline.workflows.streams import evaluated_stream, workflow_of
 from headrace.pipeline.workflows.workflow import (
     EpisodeFailed,
     PolicySession,
@@ -51,11 +52,12 @@ class Episodes:
         self._delivery = delivery
         self._members = members
         self._streams = {name: (s.workflow, s.workflow_options) for name, s in config.streams.items()}
+        self._evaluating = [evaluated_stream(config, policy) for policy in range(len(config.policies))]
         self._workflows: dict[str, Workflow] = {}
         """By stream and name."""
         self.counts: Counter[str] = Counter()
-        for name, (workflow, options) in self._streams.items():
-            self._workflows[f"{name} {workflow}"] = make_workflow(workflow, options)
+        for name, (workflow, _) in self._streams.items():
+            self._workflows[f"{name} {workflow}"] = workflow_of(config, name)
 
     async def play(self, task: Task, place: Source) -> None:
         """Run the task and return when its result is acknowledged."""
@@ -110,10 +112,8 @@ class Episodes:
                 await close()
 
     def _workflow(self, task: Task) -> Workflow:
-        """The workflow of the task's stream; of an evaluation, that of the first stream which has it."""
-        stream = task.stream
-        if stream not in self._streams:
-            stream = next((s for s, (workflow, _) in self._streams.items() if workflow == task.workflow), stream)
+        """The workflow of the task's stream, or of the stream that its policy is evaluated in."""
+        stream = self._evaluating[task.policies[0].policy] if task.kind == "eval" else task.stream
         key = f"{stream} {task.workflow}"
         if key not in self._workflows:
             self._workflows[key] = make_workflow(task.workflow, {})
@@ -140,6 +140,7 @@ class Episodes:
             error=trajectory.error,
             prompt_text=trajectory.prompt_text,
             completion_text=trajectory.completion_text,
+            rewards=trajectory.rewards,
             sources=trajectory.sources,
         )
 

@@ -102,7 +102,9 @@ class Sampler:
                 future.set_exception(error)
 
     def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
-        """Token ids of a prompt; the replicas of a group share them."""
+        """Token ids of a prompt; the replicas of a group share them, unless it has no id."""
+        if not prompt.prompt_id:
+            return self.folder.encode(prompt)
         key = f"{prompt.stream}\0{prompt.prompt_id}"
         found = self._encoded.get(key)
         if found is None:

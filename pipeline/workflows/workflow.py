@@ -7,6 +7,7 @@ bound to the task's versions and end with its deadline.
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,10 +21,11 @@ from headrace.connectors.plugins import load
 from headrace.pipeline.rewards.reward import Completion
 from headrace.schemas import parts
 from headrace.schemas.errors import ConfigurationError, HeadraceError
-from headrace.schemas.parts import Reward, Sampling
+from headrace.schemas.parts import Reward, RolePart, Sampling
 from headrace.schemas.records import Prompt, Task, Trajectory
 
 __all__ = (
+    "EXCLUDING",
     "EpisodeFailed",
     "PolicySession",
     "Scoring",
@@ -36,7 +38,8 @@ __all__ = (
     "with_seed",
 )
 
-_EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
+EXCLUDING = ("abort", "env_timeout", "env_error", "tool_error")
+"""End reasons of what counts nowhere."""
 
 
 class EpisodeFailed(HeadraceError):
@@ -62,7 +65,7 @@ class PolicySession(Protocol):
         ...
 
     def encode(self, prompt: Prompt) -> npt.NDArray[np.int32]:
-        """Token ids of a prompt."""
+        """Token ids of a prompt; remembered by its prompt id, unless that is empty."""
         ...
 
     def decode(self, tokens: npt.NDArray[np.int32]) -> str:
@@ -104,7 +107,7 @@ class Workflow(Protocol):
 
     A class with an attribute ``Options`` (a model over WorkflowOptions) is made from an instance of it, any other
     without arguments; with ``team`` set it is also given the stream's policies (name to index), which it gives roles
-    to. ``close``, where there is one, is awaited when the worker leaves.
+    to, and which are evaluated together. ``close``, where there is one, is awaited when the worker leaves.
     """
 
     async def run(self, task: Task, engines: Mapping[int, PolicySession], rewards: Scoring) -> Trajectory:
@@ -172,12 +175,13 @@ def trajectory_of(
     completion_text: str = "",
     error: str = "",
     end_reason: str = "",
+    reward: float | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> Trajectory:
     """The Trajectory of a task from what its episode made; with ``error``, an excluded one.
 
-    The reward is the sum of the parts without role and turn. End reason: the given one, else the last sequence's.
-    ``metrics``: figures for people.
+    The reward is the given one, else the sum of the parts without role and turn. End reason: the given one, else the
+    last sequence's. ``metrics``: figures for people.
     """
     end = end_reason or (sequences[-1].end_reason if sequences else "abort")
     oldest: dict[str, int] = {}
@@ -185,7 +189,7 @@ def trajectory_of(
         if sequence.oldest_version >= 0:
             key = str(sequence.policy)
             oldest[key] = min(oldest.get(key, sequence.oldest_version), sequence.oldest_version)
-    excluded = bool(error) or end in _EXCLUDING
+    excluded = bool(error) or end in EXCLUDING
     return Trajectory(
         group=task.group,
         replica=task.replica,
@@ -196,7 +200,7 @@ def trajectory_of(
         prompt_id=task.prompt.prompt_id,
         status="excluded" if excluded else "train",
         end_reason=end,
-        reward=sum(part.value for part in rewards if not part.role and part.turn < 0),
+        reward=sum(p.value for p in rewards if not p.role and p.turn < 0) if reward is None else reward,
         tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
         started_ms=started_ms,
         finished_ms=time.time_ns() // 1_000_000,
@@ -207,6 +211,7 @@ def trajectory_of(
         metrics=dict(metrics or {}),
         rewards=list(rewards),
         oldest_versions=oldest,
+        roles=_roles(sequences),
         sources=list(task.sources),
         sequences=list(sequences),
     )
@@ -227,6 +232,16 @@ def make_workflow(name: str, options: Mapping[str, Any], policies: Mapping[str, 
     except ValidationError as error:
         raise ConfigurationError(f"streams.S.workflow_options for workflow {name!r}: {error}") from error
     return made
+
+
+def _roles(sequences: Sequence[parts.Sequence]) -> list[RolePart]:
+    """Who played what, where that is more than one role."""
+    trained: Counter[tuple[str, int]] = Counter()
+    for sequence in sequences:
+        trained[sequence.role, sequence.policy] += int(sequence.mask.sum())
+    if len(trained) < 2:
+        return []
+    return [RolePart(role=role, policy=policy, tokens=tokens) for (role, policy), tokens in trained.items()]
 
 
 def with_seed(sampling: Sampling, name: str) -> Sampling:

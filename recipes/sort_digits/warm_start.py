@@ -29,9 +29,9 @@ LEARNING_RATE = 1e-3
 WARMUP = 40
 
 
-def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token per character of CHARACTERS; ``<eos>`` ends an answer."""
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *CHARACTERS))}
+def make_tokenizer(characters: str = CHARACTERS) -> transformers.PreTrainedTokenizerFast:
+    """One token per character; ``<eos>`` ends an answer."""
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), "isolated")
     tokenizer.decoder = decoders.Fuse()

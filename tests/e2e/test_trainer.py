@@ -343,3 +343,21 @@ def test_two_ranks_read_their_own_lanes(bench: Bench, model: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert steps_of(fed) == [(1, 1), (2, 2)]
     assert all(r.metrics["optim/grad_norm"] > 0 for r in fed.records("steps") if isinstance(r, Step))
+
+
+def test_the_process_of_a_frozen_policy_publishes_version_0_and_stops(
+    bench: Bench, model: Path, tmp_path: Path
+) -> None:
+    config = make_config(model, tmp_path, "frozen")
+    still = config.policies["main"].model_copy(update={"frozen": True, "depth": 2.0})
+    other = config.policies["main"]
+    grpo = config.trainer.model_copy(update={"loss": "reinforce"})  # refused for a policy that trains on old data
+    config = config.model_copy(update={"policies": {"main": still, "other": other}, "trainer": grpo})
+    fed = feed(config, bench.broker, 0)
+    assert "frozen: version 0 is published" in bench.train(config)
+    (stop,) = fed.records("steps")
+    assert isinstance(stop, Stop) and (stop.reason, stop.policy) == ("frozen", 0)
+    assert Chain(open_store(config.run_folder() / "store"), config.run.id, "main").versions() == [0]
+    folder = config.run_folder()
+    assert not list((folder / "checkpoints").rglob("*.pt")) and not (folder / "model").exists()
+    assert "nothing to do" in bench.train(config), "a second start finds the Stop"

@@ -56,6 +56,7 @@ class PolicyPlan:
     last: str = "train"
     step_ms: int = 300
     checkpoint_every: int = 3
+    frozen: bool = False
 
 
 @dataclass(kw_only=True)
@@ -115,6 +116,7 @@ class Plan:
                 "extra_groups": p.extra,
                 "replay": p.replay,
                 "ahead": p.ahead,
+                "frozen": p.frozen,
                 "trainer": trainer,
             }
         stream = {
@@ -823,7 +825,9 @@ class Trainer:
         if self.busy or self.stopped:
             return
         log = self.world.driver.records("manifests", self.policy)
-        if self.plan.max_steps and self.batch >= self.plan.max_steps:
+        if self.plan.frozen:
+            self.stop("frozen")
+        elif self.plan.max_steps and self.batch >= self.plan.max_steps:
             self.stop("steps")
         elif len(log) > self.batch:
             manifest = log[self.batch]

@@ -66,7 +66,7 @@ class Advantage(Protocol):
     Options: ClassVar[type[AdvantageOptions]]
 
     def __call__(self, group: GroupRewards) -> list[float]:
-        """One value per trained member, broadcast to its sequences and tokens."""
+        """One value per trained member (or role of one), broadcast to its sequences and tokens."""
         ...
 
 
@@ -80,14 +80,14 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One trained trajectory of a batch.
+    """One trained trajectory of a batch, or one role of it where those are rewarded apart.
 
-    group: key of its group; mean, std, count: of the group, as in ``GroupRewards``. reward: shaped. turn_rewards: parts
-    that belong to a turn. For each trained sequence in order: masks bool [length], roles, and where they were asked for
-    values (of the state before each token) and kl (of each token), float [length].
+    group: key of what it is compared with; mean, std, count: of that, as in ``GroupRewards``. reward: shaped.
+    turn_rewards: parts that belong to a turn. For each trained sequence in order: masks bool [length], roles, and where
+    they were asked for values (of the state before each token) and kl (of each token), float [length].
     """
 
-    group: tuple[int, int]
+    group: tuple[int | str, ...]
     reward: float
     mean: float
     std: float

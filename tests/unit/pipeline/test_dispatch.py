@@ -118,3 +118,16 @@ def test_a_version_is_evaluated_once_by_every_prompt_and_sample(
         assert not made or pairs == {(p, s) for p in range(prompts) for s in range(samples)}
         assert all(w.detail["policy"] == policy and w.detail["version"] == version for w in made)
         assert {w.order for w in made} <= {-1 if version == 0 or priority == "before" else 40}
+
+
+def test_members_of_a_team_are_evaluated_with_the_others_as_they_are_loaded() -> None:
+    config = make_config(policies=TWO, workflow="solver_verifier")
+    writer = TaskWriter(config)
+    asked = work("eval", detail={"policy": 1, "version": 6, "prompt": 0})
+    assert writer.evaluation_bounds(asked) == {1: 6, 0: 0}
+    made = writer.task(asked, replace(WORKER, role="eval"), None, [make_prompt(0, EVALUATION_STREAM)], now_ms=1)
+    assert made.policies == [
+        PolicyBound(policy=1, min_version=6, pinned=True), PolicyBound(policy=0, min_version=0)
+    ] and made.workflow == "solver_verifier"  # fmt: skip
+    alone = TaskWriter(make_config(policies=TWO))
+    assert alone.evaluation_bounds(asked) == {1: 6}

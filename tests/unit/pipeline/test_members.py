@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stage_feed import make_admission, make_sequence, make_trajectory
 
 from headrace.pipeline.members import Reported, draft_of, is_usable
-from headrace.schemas.parts import BlobRef, Reward, Source
+from headrace.schemas.parts import BlobRef, Reward, RolePart, Source
 from headrace.schemas.records import Member, Trajectory
 
 BLOB = BlobRef(key="runs/first/blobs/5/0/0", size=7, digest="ab")
@@ -128,3 +128,58 @@ def test_the_group_counts_everything_but_the_excluded(replies: dict[int, tuple[s
     assert group.sources == [found[r][1] for r in sorted(replies)]
     assert all(m.sources == [found[m.replica][1]] for m in draft.members)
     assert group.short is (len(counted) < 2)
+
+
+def team(solver: float, retry: float | None = None, **more: Any) -> Trajectory:
+    """A trajectory of a solver (policy 0), perhaps with a second attempt, and a judge (policy 1)."""
+    roles = [("solver", 0, solver), ("verifier", 1, 0.25)] + ([("retry", 0, retry)] if retry is not None else [])
+    return one(
+        rewards=[Reward(name="mark", value=value, role=role) for role, _, value in roles],
+        sequences=[replace(make_sequence(policy), role=role) for role, policy, _ in roles],
+        **more,
+    )
+
+
+def test_a_policy_in_several_roles_has_their_mean_and_never_the_outcome() -> None:
+    assert (member(team(0.0, 1.0)).raw_reward, member(team(1.0)).raw_reward) == (0.5, 1.0)
+    assert member(team(0.0, 1.0), 1).raw_reward == 0.25
+    assert {r.role for r in member(team(0.0, 1.0)).rewards} == {"solver", "retry"}
+    assert team(0.0).reward == 1.0, "what the episode came to is for people"
+
+
+def test_statistics_are_by_role_where_a_policy_plays_several() -> None:
+    found = reported(*(replace(team(*marks), replica=at) for at, marks in enumerate([(0.0, 1.0), (1.0,), (0.0, 0.0)])))
+    group = draft_of(0, "main", make_admission(5), found, {}, closed_ms=9).group
+    assert [(s.role, s.mean, s.count) for s in group.roles] == [("solver", pytest.approx(1 / 3), 3), ("retry", 0.5, 2)]
+    assert group.roles[1].std == pytest.approx(0.5**0.5)
+    judge = draft_of(1, "judge", make_admission(5), found, {}, closed_ms=9).group
+    assert judge.roles == [] and (judge.reward_mean, judge.reward_std) == (0.25, 0.0)
+
+
+def test_an_offloaded_team_is_told_apart_by_its_head() -> None:
+    roles = [RolePart(role="solver", policy=0, tokens=5), RolePart(role="verifier", policy=1, tokens=3)]
+    away = replace(team(1.0), sequences=[], blob=BLOB, roles=roles, tokens=8, oldest_versions={"0": 4, "1": 2})
+    first, second = member(away, 0), member(away, 1)
+    assert (first.length, first.oldest_version, first.raw_reward, first.status) == (5, 4, 1.0, "train")
+    assert (second.length, second.oldest_version, second.raw_reward) == (3, 2, 0.25)
+
+
+def test_a_policy_that_took_no_part_is_no_member_to_count() -> None:
+    silent = one(rewards=[Reward(name="mark", value=1.0, role="solver")],
+                 sequences=[replace(make_sequence(0), role="solver")])  # fmt: skip
+    assert (member(silent, 0).status, member(silent, 1).status) == ("train", "excluded")
+
+
+@pytest.mark.parametrize(
+    ("ends", "policy", "end"),
+    [
+        (("stop", "length", "stop"), 0, "stop"),
+        (("stop", "length", "stop"), 1, "length"),
+        (("length", "stop", "stop"), 0, "length"),
+        (("context_full", "stop", "context_full"), 0, "stop"),
+    ],
+)
+def test_a_member_ends_as_its_own_sequences_did(ends: tuple[str, ...], policy: int, end: str) -> None:
+    base = team(0.0, 1.0)
+    made = replace(base, sequences=[replace(s, end_reason=e) for s, e in zip(base.sequences, ends, strict=True)])
+    assert member(made, policy).end_reason == end

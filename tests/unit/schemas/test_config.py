@@ -92,3 +92,14 @@ def test_deadlines_and_indices(base):
     assert loaded.policy_names() == ["main", "other"]
     assert loaded.stream_policies("main") == [1]
     assert loaded.group_deadline_ms() == 190_000
+
+
+def test_a_stream_trains_something(base):
+    told = "streams.main trains nothing: all of its policies are frozen"
+    with pytest.raises(ConfigurationError, match=told):
+        config.load_config([base], ["policies.main.frozen=true"])
+    two = config.load_config([base], ["policies.main.frozen=true", "policies.b.model=m"])
+    assert [p.frozen for p in two.policies.values()] == [True, False] and two.stream_policies("main") == [0, 1]
+    overrides = ["policies.main.frozen=true", "policies.b.model=m", 'streams.main.policies=["main"]']
+    with pytest.raises(ConfigurationError, match=told):
+        config.load_config([base], overrides)

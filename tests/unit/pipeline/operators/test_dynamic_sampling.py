@@ -11,6 +11,7 @@ from stage_feed import make_members
 
 from headrace.pipeline.operators.dynamic_sampling import DynamicSampling, DynamicSamplingConfiguration
 from headrace.pipeline.operators.operator import GroupDraft
+from headrace.schemas.parts import Reward
 
 
 class Ending:
@@ -69,6 +70,30 @@ def test_excluded_members_do_not_count_and_baselines_do() -> None:
         "all 2 rewards are 1",
     )
     assert applied([1.0, 1.0, 0.0], statuses=["train", "train", "baseline_only"]) == "kept"
+
+
+@pytest.mark.parametrize(
+    ("roles", "kept"),
+    [
+        ([{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}], True),
+        ([{"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0}], False),
+        ([{"a": 1.0}, {"a": 1.0, "b": 0.0}], False),
+        ([{"a": 1.0}, {"a": 0.0}], True),
+        ([{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.0}], True),
+    ],
+)
+def test_of_several_roles_one_that_varies_keeps_the_group(roles: list[dict[str, float]], kept: bool) -> None:
+    """Two roles whose rewards add up to the same still teach each of them; one that is played once teaches nothing."""
+    *members, group = make_members(0, tokens=[1] * len(roles))
+    for member, earned in zip(members, roles, strict=True):
+        parts = [Reward(name="mark", value=value, role=role) for role, value in earned.items()]
+        mean = sum(earned.values()) / len(earned)
+        for name, value in (("rewards", parts), ("raw_reward", mean), ("shaped_reward", mean)):
+            object.__setattr__(member, name, value)
+    draft: Any = GroupDraft(group=group, members=tuple(members), group_size=len(roles))  # type: ignore[arg-type]
+    ending = Ending()
+    DynamicSampling(DynamicSamplingConfiguration()).process(draft, ending)
+    assert (ending.ended is draft) is kept
 
 
 @pytest.mark.parametrize(
