@@ -161,7 +161,7 @@ class Program:
             assert last is not None
             return await rewards.score(task.prompt, Completion(text, last.end_reason, last.ids))
         given = result.get("reward")
-        parts = given if isinstance(given, dict) else {"program": given}
+        parts: dict[str, Any] = given if isinstance(given, dict) else {"program": given}
         if not parts or not all(isinstance(v, int | float) and math.isfinite(v) for v in parts.values()):
             raise EpisodeFailed(
                 f'the program gave no reward: its last line must be a JSON object with "reward", a finite number or '
