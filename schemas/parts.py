@@ -83,6 +83,7 @@ class Reward:
     value: float
     role: str = ""
     turn: int = -1
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
