@@ -26,7 +26,7 @@ class Share:
 
     item: int
     role: str
-    group: tuple[int | str, ...]
+    group: tuple[int, int] | tuple[int, int, str]
     reward: float
     mean: float
     std: float
@@ -74,7 +74,7 @@ def _share(at: int, item: Item, role: str) -> Share:
 
 def group_values(items: Sequence[Item], advantage: Advantage) -> dict[tuple[int, str], float]:
     """The advantage of every share, by item and role, from what it is compared with."""
-    groups: dict[tuple[int | str, ...], list[Share]] = {}
+    groups: dict[tuple[int, int] | tuple[int, int, str], list[Share]] = {}
     for share in shares_of(items):
         groups.setdefault(share.group, []).append(share)
     out: dict[tuple[int, str], float] = {}

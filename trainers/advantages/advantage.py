@@ -87,7 +87,7 @@ class Scored:
     they were asked for values (of the state before each token) and kl (of each token), float [length].
     """
 
-    group: tuple[int | str, ...]
+    group: tuple[int, int] | tuple[int, int, str]
     reward: float
     mean: float
     std: float
