@@ -4,7 +4,7 @@ Each operator has its own part of the task's store and its own timers. An operat
 drops, ends the group by name, so that no group can vanish or stand still without a reason.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "StorePart", "make_operator", "operator_class")
+__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "StorePart", "error_of", "make_operator", "operator_class")
 
 GROUP_KINDS = ("shape", "filter", "downsample")
 """Kinds of operators that work on closed groups, in ``assemble``."""
@@ -107,14 +107,22 @@ def make_operator(entry: OperatorConfig, number: int) -> Any:
     return made(configuration)
 
 
-def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
+def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
+    """Call an operator; gives the error that it raised in words, empty when there is none, and counts it."""
     try:
-        operator.process(draft, context)
-    except StoreFile:  # the disk's fault, not the operator's: the task ends and is restored, no group is lost to it
+        call()
+    except StoreFile:  # the disk's fault, not the operator's: the task ends and is restored, nothing is lost to it
         raise
     except Exception as error:  # the seam around operators, which are plug-ins
-        context.metrics.count("operator_errors", operator=name, error=type(error).__name__)
-        return Dropped(name, f"raised {type(error).__name__}: {error}", broken=True)
+        metrics.count("operator_errors", operator=name, error=type(error).__name__)
+        return f"raised {type(error).__name__}: {error}"
+    return ""
+
+
+def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
+    error = error_of(name, context.metrics, lambda: operator.process(draft, context))
+    if error:
+        return Dropped(name, error, broken=True)
     return context.result or Dropped(name, "neither emitted nor dropped the group", broken=True)
 
 

@@ -12,9 +12,8 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from headrace.pipeline.operator_chain import StorePart, make_operator, operator_class
+from headrace.pipeline.operator_chain import StorePart, error_of, make_operator, operator_class
 from headrace.pipeline.operators.prompt_operator import Candidate, Outcome, PromptKind, PromptOperator
-from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.pipeline.state import read_json, write_json
 from headrace.schemas.config import OperatorConfig, RunConfig
@@ -179,14 +178,7 @@ class PromptChain:
     @staticmethod
     def _told(entry: _Entry, context: Context, call: Callable[[PromptOperator, _PromptContext], None]) -> str:
         """Call an operator; gives its error in words, empty when there is none."""
-        try:
-            call(entry.operator, _PromptContext(entry, context))
-        except StoreFile:  # the disk's fault, not the operator's: the task ends and is restored
-            raise
-        except Exception as error:  # the seam around operators, which are plug-ins
-            context.metrics.count("operator_errors", operator=entry.name, error=type(error).__name__)
-            return f"raised {type(error).__name__}: {error}"
-        return ""
+        return error_of(entry.name, context.metrics, lambda: call(entry.operator, _PromptContext(entry, context)))
 
 
 def _entry(number: int, entry: OperatorConfig, config: RunConfig) -> _Entry:
