@@ -127,6 +127,21 @@ def configuration() -> str:
     return "\n".join(section(title, getattr(config, name)) for title, name in sections)
 
 
+def engines() -> str:
+    """The options of every engine."""
+    models = [
+        ("vllm", "vllm_settings", "VllmOptions"), ("transformers", "transformers", "TransformersOptions"),
+        ("openai", "openai_stream", "OpenAIOptions"), ("scripted", "scripted", "ScriptedOptions"),
+    ]  # fmt: skip
+    return "\n".join(
+        section(
+            f"[rollout.options] of {engine}",
+            getattr(importlib.import_module(f"headrace.connectors.engines.{file}"), name),
+        )
+        for engine, file, name in models
+    )
+
+
 def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command that does something, with the words that call it."""
     subcommands = getattr(command, "commands", None)
@@ -182,6 +197,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "topics": topics,
     "records": records,
     "configuration": configuration,
+    "engines": engines,
     "commands": commands,
     "plugins": plugins,
 }

@@ -10,9 +10,12 @@ import argparse
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from headrace.connectors.engines.engine import EngineFailed
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.connectors.model_folder import ModelFolder, tokenizer_digest
@@ -25,11 +28,12 @@ from headrace.pipeline.rollout.episodes import Episodes
 from headrace.pipeline.rollout.group_scores import read_members
 from headrace.pipeline.rollout.holdings import Holdings
 from headrace.pipeline.rollout.inbox import Inbox
+from headrace.pipeline.rollout.partials import Partials
 from headrace.pipeline.rollout.sampler import Sampler
 from headrace.pipeline.rollout.weights import WeightFeed
 from headrace.schemas.config import RunConfig, read_config
 from headrace.schemas.errors import ConfigurationError
-from headrace.schemas.parts import Source
+from headrace.schemas.parts import Sequence, Source
 from headrace.schemas.records import Cancel, Resume, RunEnd, RunManifest, Stop, Suspend, Task
 
 __all__ = ("RolloutWorker", "main")
@@ -39,6 +43,8 @@ _IDLE_SECONDS = 0.2
 _PENDING_SECONDS = 0.002
 """The same while episodes wait for something else: a reward, a version, an acknowledgement."""
 _REPORT_SECONDS = 30.0
+_HAND_OVER_SECONDS = 2.0
+"""Longest time that a worker which leaves waits for its prefixes to be written."""
 
 
 class RolloutWorker:
@@ -52,6 +58,8 @@ class RolloutWorker:
         self._ended = False
         self._suspended = False
         self._fault: BaseException | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+        """Prefixes on their way."""
 
     def run(self) -> None:
         """Join the run, work, leave. Raises ConfigurationError for a wrong model, tokenizer, plug-in or store."""
@@ -81,11 +89,13 @@ class RolloutWorker:
             offload_bytes=config.rollout.offload_bytes,
             retries=config.store.retries,
         )
+        self._partitions = partitions
         self._episodes = Episodes(
             config,
             self._samplers,
             self._scorer,
             self._delivery,
+            self._recall,
             members=partial(read_members, self._connection),
         )
         try:
@@ -130,7 +140,8 @@ class RolloutWorker:
                 threads=rollout.threads,
                 options=rollout.options,
             )
-            samplers[policy] = Sampler(policy, engine, ModelFolder(section.model))
+            folder = ModelFolder(section.model)
+            samplers[policy] = Sampler(policy, engine, folder, on_new_weights=rollout.on_new_weights)
         return samplers
 
     def _join(self) -> bool:
@@ -153,6 +164,9 @@ class RolloutWorker:
             heartbeat_seconds=rollout.heartbeat_seconds,
             send=lambda demand: self._delivery.send("demand", demand, 0),
         )
+        self._partials = Partials(
+            self._connection, self._delivery, self._holdings, self._partitions, rollout.partial_tokens
+        )
         self._feed.start()
         versions = ", ".join(
             f"{n} at version {self._samplers[i].version}" for i, n in enumerate(self._config.policy_names())
@@ -165,29 +179,60 @@ class RolloutWorker:
         while not self._ended and not self._stop.is_set():
             busy = [s for s in self._samplers.values() if s.busy and not self._suspended]
             self._read(0.0 if busy else self._patience())
-            for policy, snapshot in self._feed.take():
-                self._samplers[policy].load(snapshot.weights, snapshot.version.version)
-                self._holdings.changed()
+            self._take_weights()
             for sampler in busy:
                 sampler.step()
             self._delivery.poll(0)
             if self._fault is not None:
                 raise self._fault
             # Demand first, so that the next tasks are on their way while these results are
-            self._holdings.announce(
-                next_sequence=self._inbox.next_sequence,
-                inbox=self._inbox.partition,
-                versions={policy: sampler.version for policy, sampler in self._samplers.items()},
-            )
+            self._holdings.announce(**self._state())
             await asyncio.sleep(0)
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 made = sum(s.tokens for s in self._samplers.values())
                 self._report(made - tokens, time.monotonic() - reported)
                 reported, tokens = time.monotonic(), made
+        if not self._ended:
+            await self._hand_over()
         await asyncio.gather(*self._holdings.cancel_all(), return_exceptions=True)
         await self._episodes.close()
         if not self._ended:
             self._holdings.bid_farewell(next_sequence=self._inbox.next_sequence, inbox=self._inbox.partition)
+
+    def _state(self) -> dict[str, Any]:
+        """What Demand tells beside the holdings."""
+        versions = {policy: sampler.version for policy, sampler in self._samplers.items()}
+        return {"next_sequence": self._inbox.next_sequence, "inbox": self._inbox.partition, "versions": versions}
+
+    def _take_weights(self) -> None:
+        """Put what has been fetched in force, and write the prefixes that this broke off for others to go on with."""
+        broken_off = False
+        for policy, snapshot in self._feed.take():
+            broken_off |= self._samplers[policy].load(snapshot.weights, snapshot.version.version)
+            self._holdings.changed()
+        if broken_off:
+            self._writing.update(self._partials.write(self._samplers.values()))
+            self._writing = {one for one in self._writing if not one.done()}
+
+    async def _hand_over(self) -> None:
+        """Break off what runs and write its prefixes, for the workers that get these tasks next.
+
+        Under ``finish`` nothing is handed over: it would be finished by other weights.
+        """
+        if self._config.rollout.on_new_weights == "finish":
+            return
+        with suppress(EngineFailed):  # whoever stops a group of processes stops the engine's own first
+            for sampler in self._samplers.values():
+                sampler.break_off()
+        self._writing.update(self._partials.write(self._samplers.values()))
+        end = time.monotonic() + _HAND_OVER_SECONDS
+        while any(not one.done() for one in self._writing) and time.monotonic() < end:
+            self._delivery.poll(_PENDING_SECONDS)
+            await asyncio.sleep(0)
+        self._holdings.announce_now(**self._state())
+
+    async def _recall(self, task: Task) -> list[Sequence]:
+        return await self._partials.recall(task)
 
     def _patience(self) -> float:
         pending = len(self._holdings) > 0 or self._delivery.unacknowledged > 0
@@ -202,14 +247,23 @@ class RolloutWorker:
             elif isinstance(record, Cancel):
                 self._holdings.cancel(record)
             elif isinstance(record, Suspend | Resume):
-                self._suspended = isinstance(record, Suspend)
-                _say("suspended" if self._suspended else "goes on")
+                self._suspend(isinstance(record, Suspend))
             elif isinstance(record, Stop):
                 _say(f"the run stops: {record.reason}")
                 self._ended = True
         for raw, error in self._inbox.undecodable:
             self._delivery.dead(raw.value, error, raw)
         self._inbox.undecodable.clear()
+
+    def _suspend(self, suspended: bool) -> None:
+        self._suspended = suspended
+        self._holdings.suspend(suspended)
+        for sampler in self._samplers.values():
+            if suspended:
+                sampler.engine.pause()
+            else:
+                sampler.engine.resume()
+        _say("suspended" if suspended else "goes on")
 
     async def _play(self, task: Task, place: Source) -> None:
         await self._episodes.play(task, place)

@@ -206,8 +206,12 @@ class RolloutConfig(Section):
     """Lost leases after which a replica has failed."""
     offload_bytes: int = 1 << 20
     """Arrays of a trajectory above this size go to the object store."""
-    on_new_weights: Literal["keep"] = "keep"
-    """Unfinished sequences keep their tokens and their key-value cache."""
+    on_new_weights: Literal["keep", "abort_resume", "finish"] = "keep"
+    """Unfinished sequences go on with the new weights, are broken off and resumed from their prefix (here or, should
+    this worker die, elsewhere), or finish their episode first while the new weights wait."""
+    partial_tokens: int = Field(256, ge=1)
+    """Sampled tokens from which on the prefix of an unfinished trajectory is written to ``partials`` when it is broken
+    off: by new weights under ``abort_resume``, or because its worker leaves."""
     poll_seconds: float = 0.5
     """How often the object store is asked for a newer version when no announcement came."""
     host_copy: bool = True

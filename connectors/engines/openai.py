@@ -6,6 +6,7 @@ policy (``options.version``) and gives the ids and log-probs of its tokens; all 
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,7 @@ class OpenAIEngine:
     ) -> None:
         self._options = options_of(OpenAIOptions, "openai", options)
         self._folder = ModelFolder(folder)
+        self._folder.tokenize("")  # a folder without a tokenizer is refused here
         self._key = os.environ.get(self._options.key_env, "") if self._options.key_env else ""
         if "@" in self._options.url.rpartition("://")[2].partition("/")[0]:
             raise ConfigurationError("rollout.options.url holds a login; name its variable in rollout.options.key_env")
@@ -152,26 +154,22 @@ class OpenAIEngine:
 
     def _play(self, streamed: Streamed) -> None:
         """One request from its first byte to its end, in a thread of the pool."""
-        error = ""
         try:
             while not (self._going.wait(0.1) or streamed.dropped.is_set()):
                 pass
             streamed.run()
-        except EndpointRefused as refusal:
-            error = str(refusal)
-            if refusal.login:
-                self._fault = EngineFailed(error)
-        except Exception as failure:  # a thread's errors would be lost; the request ends with it
-            error = f"{self._options.url}: {type(failure).__name__}: {failure}"
-        try:
-            generation = self._generation(streamed, error)
-        except Exception as failure:  # the same: nobody would ever hear of the request again
-            said = f"{self._options.url}: {type(failure).__name__}: {failure}"
-            generation = Generation(streamed.request.key, "abort", error=said)
-        self._ended.put(generation)
-        streamed.over.set()
+        finally:  # whatever happened, somebody waits for the request
+            failure = sys.exception()
+            if isinstance(failure, EndpointRefused) and failure.login:
+                self._fault = EngineFailed(str(failure))
+            self._ended.put(self._generation(streamed, failure))
+            streamed.over.set()
 
-    def _generation(self, streamed: Streamed, error: str) -> Generation:
+    def _generation(self, streamed: Streamed, failure: BaseException | None) -> Generation:
+        error = ""
+        if failure is not None:
+            named = "" if isinstance(failure, EndpointRefused) else f"{self._options.url}: {type(failure).__name__}: "
+            error = f"{named}{failure}"
         ids, logprobs = streamed.ids, streamed.logprobs
         key, temperature = streamed.request.key, streamed.request.sampling.temperature
         exact = streamed.exact and (temperature == 1 or self._options.processed_logprobs)

@@ -8,6 +8,7 @@ paused for new weights. The model's generation_config is never applied.
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from headrace.connectors.engines.engine import (
 )
 from headrace.connectors.engines.event_thread import EventThread
 from headrace.connectors.engines.model_weights import ModelWeights, bits_of
-from headrace.connectors.engines.vllm_settings import VllmOptions, parameters
+from headrace.connectors.engines.vllm_settings import RAISES, VllmOptions, parameters
 from headrace.connectors.engines.vllm_start import start
 from headrace.connectors.engines.vllm_weights import HandOver, cache_salt, install_async
 from headrace.connectors.model_folder import ModelFolder
@@ -98,12 +99,11 @@ class VllmEngine:
         self._llm: Any = None
         self._hand_over = HandOver(verify=self._options.verify)
         self._thread = EventThread("vllm")
-        try:
+        with ExitStack() as unless_it_starts:
+            unless_it_starts.callback(self.close)
             self._llm = self._thread.call(start(model_folder.path, slots, threads, self._options))
             self._weights = ModelWeights.of_folder(model_folder.path)
-        except BaseException:
-            self.close()
-            raise
+            unless_it_starts.pop_all()
         self._context = int(self._llm.vllm_config.model_config.max_model_len)
 
     @property
@@ -222,7 +222,8 @@ class VllmEngine:
         running.task = asyncio.create_task(self._sampled(running))
 
     async def _sampled(self, running: _Running) -> None:
-        """Sample a request to its end."""
+        """Sample a request to its end; what vLLM raises ends this request, or the engine when that is dead."""
+        from vllm.exceptions import VLLMError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         request, reason, error = running.request, "abort", ""
@@ -233,7 +234,7 @@ class VllmEngine:
                     break
         except EngineDeadError as failure:
             self._fault = EngineFailed(f"{_DIED} ({failure})")
-        except Exception as failure:  # the seam to vLLM, which raises what it likes; one request ends with it
+        except (VLLMError, *RAISES) as failure:
             error = f"vLLM refused the request: {type(failure).__name__}: {failure}"
         if reason not in ("stop", "length", "abort"):
             error = error or f"vLLM ended the request with {reason!r}"

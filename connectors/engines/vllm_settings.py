@@ -11,7 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.connectors.engines.engine import Request
 
-__all__ = ("VllmOptions", "parameters")
+__all__ = ("RAISES", "VllmOptions", "parameters")
+
+RAISES = (ValueError, TypeError, RuntimeError, OSError, AttributeError, LookupError, AssertionError)
+"""What vLLM raises beside errors of its own."""
 
 _LEAST_TEMPERATURE = 0.01
 """vLLM raises a lower one to this."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.engines.vllm_settings import VllmOptions
+from headrace.connectors.engines.vllm_settings import RAISES, VllmOptions
 from headrace.connectors.engines.vllm_weights import BACKEND, engine_arguments, starting
 from headrace.schemas.errors import ConfigurationError
 
@@ -50,6 +50,7 @@ async def _started(folder: Path, slots: int, options: VllmOptions) -> Any:
     try:
         from vllm import AsyncEngineArgs
         from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.exceptions import VLLMError
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
@@ -82,7 +83,7 @@ async def _started(folder: Path, slots: int, options: VllmOptions) -> Any:
         with starting():
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**{**arguments, **options.arguments}))
         await llm.collective_rpc("follow_owner", args=(os.getpid(),))
-    except Exception as error:  # the seam to vLLM, which fails to start in many ways
+    except (VLLMError, *RAISES) as error:
         raise ConfigurationError(
             f"vLLM does not start for {folder}: {type(error).__name__}: {error}; what it wrote above says more. "
             "Settings of its own are rollout.options (max_model_len, kv_cache_bytes, dtype, arguments)"

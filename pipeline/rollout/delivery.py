@@ -87,6 +87,10 @@ class Delivery:
             value = encode(result)
         await self._acknowledged("evals", result, value, 0)
 
+    async def partial(self, record: Partial) -> int:
+        """Write a prefix and return its offset when it is acknowledged. Raises InvalidRecord."""
+        return await self._acknowledged("partials", record, encode(record), self._partition(record.group))
+
     def send(self, topic: str, record: Record, partition: int) -> None:
         """Write a record whose acknowledgement nobody waits for."""
         headers = headers_of(record, self._connection.run, headrace.__version__)
@@ -111,23 +115,24 @@ class Delivery:
         """Wait for what is on its way; returns how many records are not acknowledged."""
         return int(self._producer.flush(seconds))
 
-    async def _acknowledged(self, topic: str, record: Record, value: bytes, partition: int) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _acknowledged(self, topic: str, record: Record, value: bytes, partition: int) -> int:
+        """The record's offset, once it is acknowledged."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         headers = headers_of(record, self._connection.run, headrace.__version__)
-        key = str(record.group).encode() if isinstance(record, Trajectory | Score) else None
+        key = str(record.group).encode() if isinstance(record, Trajectory | Score | Partial) else None
 
-        def on_delivery(error: KafkaError | None, _message: Message) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             self.unacknowledged -= 1
             if error is not None:
                 self._failure = error
             elif not future.done():
-                future.set_result(None)
+                future.set_result(message.offset() or 0)
 
         self.unacknowledged += 1
         self._connection.produce(
             self._producer, topic, value, partition=partition, key=key, headers=headers, on_delivery=on_delivery
         )
-        await future
+        return await future
 
     async def _offloaded(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory with its arrays in the store, when they are large. Raises StoreError, InvalidRecord."""

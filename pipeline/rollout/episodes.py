@@ -8,13 +8,14 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from headrace.connectors.engines.engine import PromptTooLong
+from headrace.connectors.engines.engine import EngineFailed, PromptTooLong, changes
 from headrace.pipeline.rewards.reward import RewardFailed
 from headrace.pipeline.rewards.scorer import Scorer
 from headrace.pipeline.rollout.delivery import Delivery, excluded
+from headrace.pipeline.rollout.episode import Episode
 from headrace.pipeline.rollout.group_scores import MembersReader, score_group
 from headrace.pipeline.rollout.sampler import Sampler, Session
 from headrace.pipeline.workflows.streams import evaluated_stream, workflow_of
@@ -27,14 +28,19 @@ from headrace.pipeline.workflows.workflow import (
     with_seed,
 )
 from headrace.schemas.config import RunConfig
-from headrace.schemas.parts import Source
+from headrace.schemas.parts import Sequence, Source
 from headrace.schemas.records import EvalResult, Task, Trajectory
 
 __all__ = ("Episodes",)
 
 
 class Episodes:
-    """The episodes of a worker. ``counts``: results by kind and status, and failures by their name."""
+    """The episodes of a worker.
+
+    ``counts``: results by kind and status, failures by their name, sequences that may not be trained by what changes
+    their distribution, and tokens that were taken over from earlier attempts. recall: gives the sequences that the
+    Partial named by a task holds. members: reads the trajectories that a score task is about.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Episodes:
         samplers: Mapping[int, Sampler],
         scorer: Scorer,
         delivery: Delivery,
+        recall: Callable[[Task], Awaitable[list[Sequence]]] | None = None,
         *,
         members: MembersReader | None = None,
     ) -> None:
@@ -50,6 +57,7 @@ class Episodes:
         self._samplers = samplers
         self._scorer = scorer
         self._delivery = delivery
+        self._recall = recall
         self._members = members
         self._streams = {name: (s.workflow, s.workflow_options) for name, s in config.streams.items()}
         self._evaluating = [evaluated_stream(config, policy) for policy in range(len(config.policies))]
@@ -79,17 +87,25 @@ class Episodes:
 
     async def _trajectory(self, task: Task) -> Trajectory:
         started = _now_ms()
+        episode = Episode(task)
         try:
-            sessions: dict[int, PolicySession] = {
-                bound.policy: Session(bound.policy, self._samplers[bound.policy], bound) for bound in task.policies
-            }
             async with asyncio.timeout((task.deadline_ms - started) / 1000) as limit:
-                return await self._workflow(task).run(task, sessions, self._scorer)
+                if task.partial >= 0 and self._recall is not None:
+                    episode = Episode(task, await self._recall(task))
+                sessions: dict[int, PolicySession] = {
+                    bound.policy: Session(bound.policy, self._samplers[bound.policy], bound, episode)
+                    for bound in task.policies
+                }
+                trajectory = await self._workflow(task).run(task, sessions, self._scorer)
+                self._count_sequences(trajectory, episode)
+                return trajectory
         except TimeoutError as failure:
             name, reason = "deadline", "env_timeout"
             error = f"the task's deadline passed after {_now_ms() - started} ms"
             if not limit.expired():
                 name, error = "workflow", f"workflow {task.workflow} raised TimeoutError: {failure}"
+        except EngineFailed:  # a fault of this worker: it ends, and the task goes elsewhere
+            raise
         except PromptTooLong as failure:
             name, reason, error = "prompt_too_long", "abort", f"prompt_too_long: {failure}"
         except RewardFailed as failure:
@@ -99,11 +115,21 @@ class Episodes:
         except Exception as failure:  # the seam to workflows: what a plug-in raises ends its episode and no other
             name, reason = "workflow", "env_error"
             error = f"workflow {task.workflow} raised {type(failure).__name__}: {failure}"
+        finally:
+            for sampler in self._samplers.values():
+                sampler.leave(episode)
         self.counts[f"failed: {name}"] += 1
         if self.counts[f"failed: {name}"] <= 5:
             where = f"{task.kind} group {task.group} replica {task.replica} attempt {task.attempt}"
             sys.stderr.write(f"rollout: {where} is excluded: {error.encode('utf-8', 'backslashreplace').decode()}\n")
         return excluded(trajectory_of(task, [], [], started_ms=started, end_reason=reason), error)
+
+    def _count_sequences(self, trajectory: Trajectory, episode: Episode) -> None:
+        if episode.served:
+            self.counts["tokens taken over"] += episode.served
+        for sequence in trajectory.sequences:
+            if not sequence.trainable:
+                self.counts[f"not trainable: {', '.join(changes(sequence.sampling)) or 'not known tokens'}"] += 1
 
     async def close(self) -> None:
         """Free what the workflows hold."""

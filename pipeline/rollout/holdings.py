@@ -8,7 +8,7 @@ lost.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.schemas.parts import HeldTask, HostedPolicy
 from headrace.schemas.records import Cancel, Demand, Task
@@ -51,6 +51,7 @@ class Holdings:
         self._now = now
         self._held: dict[_Key, _Held] = {}
         self._changed = True
+        self._suspended = False
         self._sent = float("-inf")
 
     def __len__(self) -> int:
@@ -70,6 +71,18 @@ class Holdings:
         """The task's result is acknowledged, or nobody wants it."""
         if self._held.pop(_key(task), None) is not None:
             self._changed = True
+
+    def saved(self, task: Task, offset: int) -> None:
+        """The prefix of a held task lies in ``partials`` at an offset, for whoever gets the next attempt."""
+        held = self._held.get(_key(task))
+        if held is not None:
+            held.view = replace(held.view, partial=offset)
+            self._changed = True
+
+    def suspend(self, suspended: bool) -> None:
+        """Announce no room while nothing is sampled; what is held stays."""
+        self._suspended = suspended
+        self._changed = True
 
     def cancel(self, record: Cancel) -> None:
         """End the episode of a held task; a result on its way may still arrive."""
@@ -95,8 +108,13 @@ class Holdings:
         """Send a Demand when one is due."""
         if self.due() > 0:
             return
+        self.announce_now(next_sequence=next_sequence, inbox=inbox, versions=versions)
+
+    def announce_now(self, *, next_sequence: int, inbox: int, versions: dict[int, int]) -> None:
+        """Send a Demand, due or not."""
         self._sent, self._changed = self._now(), False
-        self._say(self._incarnation, self._capacity, next_sequence, inbox, versions)
+        capacity = 0 if self._suspended else self._capacity
+        self._say(self._incarnation, capacity, next_sequence, inbox, versions)
 
     def bid_farewell(self, *, next_sequence: int, inbox: int) -> None:
         """Give up every lease at once: as of an incarnation that takes nothing, so that no one waits for silence.

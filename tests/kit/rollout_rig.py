@@ -98,12 +98,13 @@ class Rig:
         path = self.folder / "config.json"
         dump_config(self.config, path)
         self.log = self.folder / "worker.log"
+        paths = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         with self.log.open("ab") as log:
             module = "headrace.pipeline.task_to_trajectory"
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(path), "--instance", name],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
 
     def publish(self, version: int, *, nan: bool = False, whole: bool = False) -> None:
