@@ -80,7 +80,7 @@ class PromptChain:
         self._entries = [
             _entry(number, entry, config)
             for number, entry in enumerate(config.operators)
-            if operator_class(entry).kind == "prompt"
+            if str(operator_class(entry).kind) == "prompt"
         ]
         self._skips: Counter[str] = Counter()
         """``number/stream`` to prompts dropped one after the other."""

@@ -57,9 +57,9 @@ class Serving:
                 raise ConfigurationError(f"{here} is a second {kind} for policy {name}, after {other}: keep one")
             self._named[kind] = entry
             made[kind] = make_operator(entry, number)
-        for kind, usual in _USUAL.items():
-            if kind not in made:
-                made[kind] = usual(usual.Configuration())
+        for where, usual in _USUAL.items():
+            if where not in made:
+                made[where] = usual(usual.Configuration())
         self._staleness: StalenessRule = made["staleness"]
         self._replay: Replaying = made["replay"]
         self._order: Order = made["order"]

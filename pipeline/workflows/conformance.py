@@ -135,7 +135,7 @@ def _sessions(**more: Any) -> dict[int, Session]:
 
 
 async def _played(workflow: Workflow, task: Task) -> Trajectory:
-    made = await asyncio.wait_for(workflow.run(task, _sessions(), Judge()), _SECONDS)  # type: ignore[arg-type]
+    made = await asyncio.wait_for(workflow.run(task, _sessions(), Judge()), _SECONDS)
     return replace(made, started_ms=0, finished_ms=0)
 
 
@@ -192,7 +192,7 @@ def _failure(workflow: Workflow) -> str:
     """A policy that cannot sample must not become an answer of reward 0."""
 
     async def play() -> Trajectory | BaseException:
-        episode = workflow.run(_task(1), _sessions(fails=True), Judge())  # type: ignore[arg-type]
+        episode = workflow.run(_task(1), _sessions(fails=True), Judge())
         (ended,) = await asyncio.gather(asyncio.wait_for(episode, _SECONDS), return_exceptions=True)
         return ended
 
@@ -207,7 +207,7 @@ def _failure(workflow: Workflow) -> str:
 def _cancel(workflow: Workflow) -> str:
     async def play() -> str:
         sessions = _sessions(hangs=True)
-        episode = asyncio.ensure_future(workflow.run(_task(1), sessions, Judge()))  # type: ignore[arg-type]
+        episode = asyncio.ensure_future(workflow.run(_task(1), sessions, Judge()))
         for _ in range(200):
             await asyncio.sleep(0)
             if any(session.calls for session in sessions.values()):
