@@ -6,11 +6,13 @@ update that fails half-way is answered by a whole one, because vLLM does not rol
 around its own start.
 """
 
+import fcntl
 import importlib
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +41,9 @@ __all__ = (
 BACKEND = "headrace"
 WORKER_EXTENSION = "headrace.connectors.engines.vllm_worker.WeightWorker"
 _SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "headrace-weights-"
+_FRESH_SECONDS = 60.0
+"""A folder this young may not be locked by its owner yet."""
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -101,7 +106,10 @@ class HandOver:
 
     def __init__(self, folder: Path | None = None, *, verify: str = "first") -> None:
         parent = folder if folder is not None else _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-weights-", dir=parent))
+        _sweep(parent or Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._owned = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._owned, fcntl.LOCK_EX)
         self._verify = verify
         self._held: Weights | None = None
         self.version = -1
@@ -163,7 +171,10 @@ class HandOver:
 
     def close(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._owned >= 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._owned)
+            self._owned = -1
 
     def _clear(self) -> None:
         for path in self._folder.iterdir():
@@ -272,6 +283,20 @@ class _Paused:
     async def end(self, *, changed: bool) -> None:
         if self._resume:
             await self._engine.resume_generation()
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of owners that were killed, which would fill shared memory; a living owner locks its own."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime < _FRESH_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _has_nan(values: NDArray[Any]) -> bool:

@@ -1,6 +1,9 @@
 """Hand-over to vLLM: a real engine on CPU serves exactly the weights of the version, tied embeddings included."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,27 @@ def test_other_tensors_and_nan_are_refused_before_anything_is_sent(hand_over: Ha
     with pytest.raises(WeightsRefused, match="NaN"):
         hand_over.prepare({"a": np.full((2, 3), 0x7FC0, np.uint16)}, 2)
     hand_over.prepare({"a": np.full((2, 3), 0x7F80, np.uint16)}, 2)  # infinity travels
+
+
+def test_the_folder_of_a_killed_owner_goes_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from headrace.connectors.engines.vllm_weights import HandOver\n"
+        "HandOver(Path(sys.argv[1])); print('ready', flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "ready\n"
+    (folder,) = tmp_path.iterdir()
+    (folder / "7-whole.safetensors").write_bytes(b"left behind")
+    os.utime(folder, (1, 1))
+    HandOver(tmp_path).close()
+    assert folder.exists(), "its owner lives"
+    owner.kill()
+    owner.wait(10)
+    fresh = tmp_path / "headrace-weights-fresh"
+    fresh.mkdir()
+    HandOver(tmp_path).close()
+    assert list(tmp_path.iterdir()) == [fresh], "a young folder may not be locked yet"
 
 
 def test_salts_differ_by_version() -> None:
