@@ -1,6 +1,6 @@
 """Make the two models that the run starts from: a solver that subtracts without borrowing, a selector of two answers.
 
-The solver is right about half of the time; of the selector's choices a third is wrong.
+Half of the solver's demonstrations are wrong, and a third of the selector's.
 
     python recipes/solver_selector/warm_start.py --out FOLDER [--seed 0]
 """

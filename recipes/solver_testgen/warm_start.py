@@ -1,7 +1,7 @@
 """Make the two models that the run starts from: a solver that finds programs, a tester that writes cases for them.
 
-The solver is right about half of the time; about two in five of the tester's answers have a case that is wrong, and
-some are cut off.
+Two in five of the solver's demonstrations are wrong; two in five of the tester's have a case that is wrong, and some
+are cut off.
 
     python recipes/solver_testgen/warm_start.py --out FOLDER [--seed 0]
 """

@@ -1,6 +1,6 @@
 """Make the two models that the run starts from: a solver that adds without carrying, a verifier that judges it.
 
-The solver is right about twice in five, first and second time alike; of the verifier's verdicts a third is wrong.
+Three in five of the solver's demonstrations are wrong, first and second time alike, and a third of the verifier's.
 
     python recipes/solver_verifier/warm_start.py --out FOLDER [--seed 0]
 """
