@@ -61,6 +61,8 @@ class Message(Protocol):
     @property
     def timestamp_ms(self) -> int: ...
     @property
+    def key(self) -> bytes | None: ...
+    @property
     def value(self) -> bytes | None: ...
     @property
     def headers(self) -> Headers: ...
@@ -293,7 +295,7 @@ class Task:
             headers=message.headers,
             stage=self._sub_topology,
         )
-        self._sink(DEAD_LETTERS, 0, None, letter_value(message.value), headers)
+        self._sink(DEAD_LETTERS, 0, message.key, letter_value(message.value), headers)
         self._share.unusable(message.topic, f"{self._config.run.id}.{where}", error)
 
     # the transaction

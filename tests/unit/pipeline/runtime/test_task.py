@@ -68,7 +68,7 @@ class Rig:
                 partition=1,
                 offset=offset,
                 timestamp_ms=self.now,
-                key=None,
+                key=b"key %d" % offset,
                 value=record if isinstance(record, bytes) else encode(record),
                 headers=list(headers),
             )
@@ -95,8 +95,8 @@ def test_a_record_that_raises_leaves_a_dead_letter_and_nothing_else() -> None:
     rig.take(b"garbage", 2)
     rig.take(toy(3), 3)
     assert counts(rig) == [(1, 1), (3, 2)]
-    letters = [(v, dict(h)["__streams.errors.offset"]) for t, _, _, v, h in rig.written if t == "dead-letters"]
-    assert letters == [(encode(toy(2, "boom")), b"1"), (b"garbage", b"2")]
+    letters = [(k, v, dict(h)["__streams.errors.offset"]) for t, _, k, v, h in rig.written if t == "dead-letters"]
+    assert letters == [(b"key 1", encode(toy(2, "boom")), b"1"), (b"key 2", b"garbage", b"2")]
     labels = {"stage": "assemble", "topic": "admissions"}
     assert rig.registry.value("dead_letters_total", error="ValueError", **labels) == 1
     assert rig.task.positions()["admissions", 1] == 4
