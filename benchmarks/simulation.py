@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulation [--quick] [--json FILE] [--seeds N] [--jobs N]
 
-Latencies and lengths are those of spec/async.md D, or fitted on named figures (docs/simulation.md); `headrace simulate
+Latencies and lengths are the papers', or fitted on named figures (docs/simulation.md); `headrace simulate
 paper` shows everything behind a figure.
 """
 

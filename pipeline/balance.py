@@ -1,7 +1,7 @@
 """Balance of rollouts and training: how long trainers wait, what each worker makes, how many workers there should be.
 
 In: records of ``steps``, ``ledger``, ``demand`` and the heads of trajectories, with Kafka's times; out: a report over
-the last versions. The rule is AstraFlow's in three zones (arXiv 2605.15565, 4.2.1; spec/dataflow.md 5). Two things are
+the last versions. The rule is AstraFlow's in three zones (arXiv 2605.15565, 4.2.1; docs/balance.md). Two things are
 ours. Every policy's trainer has a wait share of its own, so two trainers that take turns are no false alarm. And
 admission holds a pool back that is too large, so what entered says nothing of what it could make: entered groups are
 counted where they leave (trained, or too old) and divided by the share of the time in which workers were busy.

@@ -1,4 +1,4 @@
-"""ROLL Flash on environments: Figures 9, 10 and 11 (arXiv 2510.11345, 5.2; spec/async.md D2, D3)."""
+"""ROLL Flash on environments: Figures 9, 10 and 11 (arXiv 2510.11345, 5.2; docs/simulation.md)."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What running ahead buys: spec/async.md D6, Table 1 and Propositions 1 and 2 of ROLL Flash (arXiv 2510.11345)."""
+"""What running ahead buys: depth or a buffer, Table 1 and Propositions 1 and 2 of ROLL Flash (arXiv 2510.11345)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ __all__ = ("ASYNCHRONY", "bound_violations", "depth_plan", "depth_speeds")
 _UNIT = 10.0
 """Seconds of one unit of D6's law, so that the topics' milliseconds are as small beside it as they are in work."""
 _D6 = {"1": 1.92, "2": 2.74, "4": 3.70}
-"""alpha -> ROLL's rule at 256 samples on 64 slots, as spec/async.md has simulated it."""
+"""alpha -> ROLL's rule at 256 samples on 64 slots, simulated apart."""
 
 
 def depth_plan(depth: float, bound: int, seed: int, *, samples: int = 256, slots: int = 64, mode: str = "wait") -> Plan:
@@ -63,7 +63,7 @@ def _depths(seed: int, wanted: Sequence[tuple[float, int, str]]) -> dict[str, fl
 
 def _tell_depth(found: Mapping[str, float]) -> Result:
     rows = [
-        Row("speed-up, d = 1, A = 4", found["1,4,wait"], 1.92, "paper: ROLL's rule at alpha 1 (spec/async.md D6)"),
+        Row("speed-up, d = 1, A = 4", found["1,4,wait"], 1.92, "ROLL's rule at alpha 1, simulated apart"),
         Row("mean staleness, d = 1, A = 4", found["mean 1,4,wait"], 1.0),
         Row("largest staleness, d = 1, A = 4", found["max 1,4,wait"]),
         Row("speed-up, d = 2, A = 4", found["2,4,wait"], 2.74, "ROLL's rule at alpha 2"),

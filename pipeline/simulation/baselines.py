@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def lockstep(groups: Sequence[GroupDraw]) -> float:
-    """All environments of a batch step together: the slowest of every turn is waited for (spec/async.md D2)."""
+    """All environments of a batch step together: the slowest of every turn is waited for."""
     whole = np.concatenate([group.environment for group in groups])
     return float(whole.max(axis=0).sum())
 
@@ -44,7 +44,7 @@ def rows_seconds(tokens: Floats, step_seconds: float, row_seconds: float) -> flo
 
 
 def one_engine_per_prompt(plan: Plan, groups: Sequence[GroupDraw]) -> float:
-    """All candidates of a prompt are decoded by one engine; prompts are dealt out in turn (spec/async.md D5)."""
+    """All candidates of a prompt are decoded by one engine; prompts are dealt out in turn."""
     machines = plan.machines
     loads: list[list[Floats]] = [[] for _ in range(machines.engines)]
     for number, group in enumerate(groups):
@@ -96,7 +96,7 @@ def one_after_the_other(plan: Plan, batches: int) -> float:
 
 
 class InOrder:
-    """ROLL's buffer: a budget of (1 + alpha) batches, consumed by start version, oldest first (spec/async.md A3)."""
+    """ROLL's buffer: a budget of (1 + alpha) batches, consumed by start version, oldest first."""
 
     def __init__(self, lengths: Floats, *, batch: int, machines: int, alpha: int, train_seconds: float) -> None:
         self._lengths = lengths

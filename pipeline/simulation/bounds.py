@@ -1,4 +1,4 @@
-"""Propositions 1 and 2 of ROLL Flash (arXiv 2510.11345, section 3; derived again in spec/async.md D1). Seconds."""
+"""Propositions 1 and 2 of ROLL Flash (arXiv 2510.11345, section 3; docs/simulation.md). Seconds."""
 
 import math
 from dataclasses import dataclass

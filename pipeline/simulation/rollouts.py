@@ -1,4 +1,4 @@
-"""ROLL Flash on generation: Figures 7 and 8 (arXiv 2510.11345, 5.1; spec/async.md D4, D5)."""
+"""ROLL Flash on generation: Figures 7 and 8 (arXiv 2510.11345, 5.1; docs/simulation.md)."""
 
 from collections.abc import Mapping, Sequence
 

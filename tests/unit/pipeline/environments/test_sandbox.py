@@ -119,7 +119,7 @@ def _command(pid: int) -> bytes:
 
 @boxed
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "/root", "/home", "/work", "/var", "/tmp/secret", "/proc/1/environ", "/sys/kernel"]
+    "path", ["/etc/passwd", "/root", "/home", "/mnt", "/var", "/tmp/secret", "/proc/1/environ", "/sys/kernel"]
 )
 def test_files_of_the_host_are_not_there(path: str, tmp_path: Path) -> None:
     made = run(f"import os\nprint(os.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r}).read())")

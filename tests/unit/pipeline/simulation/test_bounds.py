@@ -11,7 +11,7 @@ from headrace.pipeline.simulation.baselines import list_schedule
 from headrace.pipeline.simulation.bounds import balanced, rollout_bound, step_bound, synchronous_bound
 
 WORKED = [
-    # N, K, mean, L, work, alpha: synchronous, share, balanced (spec/async.md D1)
+    # N, K, mean, L, work, alpha: synchronous, share, balanced
     ((256, 40, 30.0, 300.0, 10.0, 2.0), 556.0, 0.189906, 337.009434),
     ((64, 16, 100.0, 800.0, 50.0, 1.0), 1400.0, 0.219224, 912.310563),
     ((512, 128, 20.0, 200.0, 2.5, 0.5), 290.0, None, None),
