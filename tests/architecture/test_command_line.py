@@ -25,14 +25,19 @@ def children_seconds() -> float:
 
 
 def test_help_takes_at_most_200_ms_of_cpu() -> None:
-    spent = []
+    """Or on a machine where all is slow half as much again as the command-line library by itself."""
+    spent, library = [], []
     for _ in range(9):
         before = children_seconds()
         done = subprocess.run([HEADRACE, "--help"], capture_output=True, text=True, timeout=60, check=True)
-        spent.append(children_seconds() - before)
+        between = children_seconds()
+        subprocess.run([sys.executable, "-c", "import typer"], timeout=60, check=True)
+        spent.append(between - before)
+        library.append(children_seconds() - between)
     assert "run" in done.stdout
-    print(f"headrace --help: {1000 * min(spent):.0f} ms CPU (least of {len(spent)})")
-    assert min(spent) <= HELP_SECONDS, f"least of {len(spent)}: {min(spent):.3f} s"
+    told = f"headrace --help: {1000 * min(spent):.0f} ms CPU, its library {1000 * min(library):.0f} ms (least of 9)"
+    print(told)
+    assert min(spent) <= max(HELP_SECONDS, 1.5 * min(library)), told
 
 
 def test_help_goes_to_standard_output_and_a_wrong_command_to_standard_error() -> None:

@@ -165,7 +165,7 @@ def test_topics_by_run_and_address(address: str) -> None:
     }  # fmt: skip
     about = json.loads(ok("topics", "describe", "ledger", *place, "--format", "json"))
     assert about["partitions"] == [{"partition": 0, "first": 0, "end": 3}]
-    assert "Opened, Kept" in ok("topics", "describe", "ledger", *place)
+    assert "Opened, Skipped, Kept" in ok("topics", "describe", "ledger", *place)
 
 
 def test_cat_chooses_by_offset_and_count(address: str) -> None:

@@ -94,9 +94,9 @@ def room_only(patch: pytest.MonkeyPatch) -> None:
     """A group opens credits for every policy of its stream, room or not."""
     openings = prompt_to_task.openings
 
-    def generous(waiting: Any, config: Any, policies: Any) -> list[tuple[int, int]]:
-        ready = openings(waiting, config, policies)
-        active = [p for p in config.stream_policies(waiting.prompt.stream) if not policies[p].stopped]
+    def generous(name: str, only: Any, config: Any, policies: Any) -> list[tuple[int, int]]:
+        ready = openings(name, only, config, policies)
+        active = [p for p in config.stream_policies(name) if not policies[p].stopped]
         return [(p, policies[p].room()[1]) for p in active] if ready else []
 
     patch.setattr(prompt_to_task, "openings", generous)
