@@ -379,7 +379,7 @@ class RunConfig(Section):
                     raise ValueError(
                         f"streams.{name}.policies names {wanted!r}; policies are {', '.join(self.policies)}"
                     )
-            if all(self.policies[p].frozen for p in stream.policies or self.policies):
+            if self.policies and all(self.policies[p].frozen for p in stream.policies or self.policies):
                 raise ValueError(f"streams.{name} trains nothing: all of its policies are frozen")
         if not self.policies or not self.streams:
             raise ValueError("a run needs at least one [policies.P] and one [streams.S]")

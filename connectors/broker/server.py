@@ -60,6 +60,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._resumed: list[Connection] = []
         self._stopping = False
+        self._started_by = os.getppid()
         self._parent: int | None = None
         self.broker: Broker
 
@@ -70,7 +71,7 @@ class Server:
     def serve(self, broker: Broker, exit_with_parent: bool = False) -> None:
         """Answer clients until `stop`, or the death of the parent process if asked."""
         self.broker = broker
-        self._parent = os.getppid() if exit_with_parent else None
+        self._parent = self._started_by if exit_with_parent else None
         self._selector.register(self._listener, _READ, None)
         scratch = bytearray(_SCRATCH)
         next_tick = 0.0

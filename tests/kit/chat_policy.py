@@ -81,7 +81,9 @@ def rendered(
     """What the template makes of messages, as transformers would, which takes seconds to import."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    made.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = made.from_string(TEMPLATE)
     given = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": True}
     return template.render(**given, **(settings or {}))
 

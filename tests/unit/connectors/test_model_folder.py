@@ -97,4 +97,4 @@ def test_tools_thinking_and_refusals_of_a_template(tmp_path: Path) -> None:
     assert folder.detokenize(folder.tokenize(text)) == text
     assert folder.decode(folder.tokenize("a<|im_end|>")) == "a"
     with pytest.raises(ValueError, match="refuses the messages"):
-        folder.render([{"role": "assistant", "content": None}])
+        folder.render([{"role": "assistant", "content": None}, {"role": "user", "content": "q"}])
