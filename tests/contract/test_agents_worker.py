@@ -12,7 +12,7 @@ from rollout_rig import Rig
 
 from headrace.schemas.records import Score, Trajectory
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 AGENT = """
 import json, os, sys, urllib.request

@@ -23,7 +23,7 @@ from headrace.schemas.ids import consumer_group
 from headrace.schemas.records import End, Prompt, RunEnd, Taken
 from headrace.schemas.topics import partition_counts
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 NUMBERS = itertools.count()
 
 

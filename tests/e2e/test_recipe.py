@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADRACE = Path(sys.executable).with_name("headrace")
 RECIPE = "recipes/sort_digits/run.toml"
 SHORT = ("trainer.max_steps=6", "eval.every=3", "eval.limit=32", "trainer.batch_groups=8", "trainer.backend=torch")
-SECONDS = 240
+SECONDS = 500
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADRACE = Path(sys.executable).with_name("headrace")
 RECIPES = ("solver_verifier", "solver_selector", "solver_testgen")
 SHORT = ("trainer.max_steps=2", "trainer.batch_groups=4", "eval.limit=8", "rollout.slots=32", "operators=[]")
-SECONDS = 240
+SECONDS = 500
 
 
 def rows(recipe: str, name: str = "train.jsonl") -> list[dict[str, str]]:
