@@ -17,9 +17,11 @@ from functools import partial
 from math import isclose
 from typing import Any
 
+from headrace.connectors import conformance as kits
 from headrace.connectors.conformance import Check
 from headrace.pipeline import flow, operator_chain, prompt_conformance, serving_conformance
 from headrace.pipeline.conformance_feed import ROUND, admission_of, trajectories_of
+from headrace.pipeline.conformance_state import state_bytes, state_check, state_of, turns
 from headrace.pipeline.operators.operator import mean_and_deviation
 from headrace.pipeline.prompt_chain import PROMPT_KINDS
 from headrace.pipeline.runtime.driver import TopologyDriver
@@ -56,7 +58,7 @@ def conformance(type_name: str, settings: Mapping[str, Any] | None = None, *, gr
         _same("determinism", first, _decided(config, groups), "a second run"),
         _same("transactions", first, _decided(config, groups, together=True), "seven groups in one transaction"),
         _same("restart", first, _decided(config, groups, killed=True), "a kill before and after every commit"),
-        _state_check(first),
+        state_check(first, "assemble", _STATE),
         _bounded_check(config, groups),
         _ending_check(first, groups),
         _reason_check(first, config),
@@ -66,9 +68,7 @@ def conformance(type_name: str, settings: Mapping[str, Any] | None = None, *, gr
 
 def assert_conforms(type_name: str, settings: Mapping[str, Any] | None = None, *, groups: int = 42) -> None:
     """``conformance`` for a test: AssertionError with every promise that was not kept."""
-    broken = [f"{c.name}: {c.detail}" for c in conformance(type_name, settings, groups=groups) if not c.passed]
-    if broken:
-        raise AssertionError(f"{type_name} does not conform:\n  " + "\n  ".join(broken))
+    kits.assert_conforms("operators", type_name, settings, groups=groups)
 
 
 def _config(type_name: str, settings: Mapping[str, Any]) -> RunConfig:
@@ -105,11 +105,7 @@ def _decided(
 
 
 def _turns(driver: TopologyDriver, *, killed: bool) -> None:
-    for _ in range(_TURNS):
-        if killed:
-            driver.turn("assemble", crash="before_commit")
-        if not driver.turn("assemble", crash="after_commit" if killed else "none"):
-            break
+    turns(driver, "assemble", killed=killed, most=_TURNS)
 
 
 def _values(driver: TopologyDriver) -> list[bytes]:
@@ -117,7 +113,7 @@ def _values(driver: TopologyDriver) -> list[bytes]:
 
 
 def _state(driver: TopologyDriver) -> dict[bytes, bytes]:
-    return dict(driver.tasks["assemble", 0].store.scan(_STATE))
+    return state_of(driver, "assemble", _STATE)
 
 
 def _same(name: str, one: TopologyDriver, other: TopologyDriver, what: str) -> Check:
@@ -133,21 +129,9 @@ def _same(name: str, one: TopologyDriver, other: TopologyDriver, what: str) -> C
     return Check(name, False, f"{what} gives other records from {where} on ({len(left)} against {len(right)})")
 
 
-def _state_check(driver: TopologyDriver) -> Check:
-    """Opening from the store must change nothing of it."""
-    before = _state(driver)
-    driver.crash("assemble")
-    driver.stage_of("assemble")
-    driver.turn("assemble")
-    if _state(driver) == before:
-        return Check("state", True, f"{len(before)} keys are as they were after another open")
-    return Check("state", False, "open changes the state that it reads")
-
-
 def _bounded_check(config: RunConfig, groups: int) -> Check:
     sizes = [
-        sum(len(k) + len(v) for k, v in _state(_decided(config, n, together=True, fresh=True)).items())
-        for n in (groups, 2 * groups)
+        state_bytes(_state(_decided(config, n, together=True, fresh=True))) for n in (groups, 2 * groups)
     ]
     told = f"{sizes[0]} bytes after {groups} groups, {sizes[1]} after {2 * groups}"
     return Check("bounded_state", sizes[1] <= 1.1 * sizes[0] + 256, told)

@@ -11,6 +11,7 @@ from random import Random
 from headrace.connectors.conformance import Check
 from headrace.pipeline import flow
 from headrace.pipeline.conformance_feed import ROUND
+from headrace.pipeline.conformance_state import state_bytes, state_check, state_of, turns
 from headrace.pipeline.runtime.driver import TopologyDriver
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import HostedPolicy
@@ -32,7 +33,7 @@ def prompt_checks(config: RunConfig, prompts: int) -> list[Check]:
         _same("determinism", first, _Played(config, prompts), "a second run"),
         _same("transactions", first, _Played(config, prompts, together=True), "seven prompts in one transaction"),
         _same("restart", first, _Played(config, prompts, killed=True), "a kill before and after every commit"),
-        _state_check(first),
+        state_check(first.driver, "schedule", _STATE),
         _bounded_check(config, prompts),
         _ending_check(first, prompts),
         _reason_check(first),
@@ -57,11 +58,7 @@ class _Played:
         self._turns()
 
     def _turns(self) -> None:
-        for _ in range(_TURNS):
-            if self._killed:
-                self.driver.turn("schedule", crash="before_commit")
-            if not self.driver.turn("schedule", crash="after_commit" if self._killed else "none"):
-                break
+        turns(self.driver, "schedule", killed=self._killed, most=_TURNS)
 
     def _close(self) -> None:
         """Every open group ends, what varies is trained, and a version appears."""
@@ -95,7 +92,7 @@ class _Played:
 
     def state(self) -> dict[bytes, bytes]:
         """The store of the operator and of its chain."""
-        return dict(self.driver.tasks["schedule", 0].store.scan(_STATE))
+        return state_of(self.driver, "schedule", _STATE)
 
 
 def _prompt(number: int) -> Prompt:
@@ -138,20 +135,9 @@ def _same(name: str, one: _Played, other: _Played, what: str) -> Check:
     return Check(name, False, f"{what} gives other records from the {place}. on ({len(left)} against {len(right)})")
 
 
-def _state_check(played: _Played) -> Check:
-    before = played.state()
-    played.driver.crash("schedule")
-    played.driver.stage_of("schedule")
-    played.driver.turn("schedule")
-    if played.state() == before:
-        return Check("state", True, f"{len(before)} keys are as they were after another open")
-    return Check("state", False, "open changes the state that it reads")
-
-
 def _bounded_check(config: RunConfig, prompts: int) -> Check:
     sizes = [
-        sum(len(k) + len(v) for k, v in _Played(config, n, together=True).state().items())
-        for n in (prompts, 2 * prompts)
+        state_bytes(_Played(config, n, together=True).state()) for n in (prompts, 2 * prompts)
     ]
     told = f"{sizes[0]} bytes after {prompts} prompts, {sizes[1]} after {2 * prompts} of the same"
     return Check("bounded_state", sizes[1] <= 1.1 * sizes[0] + 256, told)

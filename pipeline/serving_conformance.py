@@ -15,6 +15,7 @@ from typing import Any
 from headrace.connectors.conformance import Check
 from headrace.pipeline import flow
 from headrace.pipeline.conformance_feed import admission_of, trajectories_of
+from headrace.pipeline.conformance_state import state_bytes, state_check, state_of, turns
 from headrace.pipeline.group_to_batch import Batch
 from headrace.pipeline.members import draft_of
 from headrace.pipeline.runtime.driver import TopologyDriver
@@ -28,6 +29,9 @@ REASON = re.compile(r"[a-z][a-z0-9_]*: .*\S", re.S)
 ROUND = 6
 """Groups of a round; by its end all batches that they make have been trained."""
 _POOL_BYTES = 16_384
+_STATE = b"s"
+_TURNS = 4
+"""A turn for the record, one that finds nothing, and two to spare."""
 _LATE = 4
 """Every so many groups one finishes a round later."""
 
@@ -42,7 +46,7 @@ def conformance(type_name: str, settings: Mapping[str, Any], *, groups: int = 42
     return [
         _same("determinism", first, _served(config, groups), "a second run"),
         _same("restart", first, _served(config, groups, killed=True), "a kill before and after every commit"),
-        _state_check(first),
+        state_check(first, "batch", _STATE),
         _bounded_check(config, groups),
         _endings_check(first, groups),
         _bound_check(first),
@@ -108,11 +112,7 @@ def _kept(group: int, version: int, closed_ms: int) -> Iterator[tuple[str, Any]]
 
 def _fed(driver: TopologyDriver, topic: str, record: Any, killed: bool) -> None:
     driver.append(topic, record)
-    for _ in range(4):  # a turn for the record, and one that finds nothing
-        if killed:
-            driver.turn("batch", crash="before_commit")
-        if not driver.turn("batch", crash="after_commit" if killed else "none"):
-            break
+    turns(driver, "batch", killed=killed, most=_TURNS)
 
 
 def _train(driver: TopologyDriver, killed: bool) -> None:
@@ -134,7 +134,7 @@ def _values(driver: TopologyDriver) -> dict[str, list[bytes]]:
 
 
 def _state(driver: TopologyDriver) -> dict[bytes, bytes]:
-    return dict(driver.tasks["batch", 0].store.scan(b"s"))
+    return state_of(driver, "batch", _STATE)
 
 
 def _same(name: str, one: TopologyDriver, other: TopologyDriver, what: str) -> Check:
@@ -147,18 +147,9 @@ def _same(name: str, one: TopologyDriver, other: TopologyDriver, what: str) -> C
     return Check(name, True, f"{what} gives the same {len(_manifests(one))} batches and the same state")
 
 
-def _state_check(driver: TopologyDriver) -> Check:
-    before = _state(driver)
-    driver.crash("batch")
-    driver.turn("batch")
-    passed = _state(driver) == before
-    told = f"{len(before)} keys are as they were after another open" if passed else "open changes the state it reads"
-    return Check("state", passed, told)
-
-
 def _bounded_check(config: RunConfig, groups: int) -> Check:
     """Twice as many groups take no more state, but for what the pool holds at the end: groups within the bound."""
-    sizes = [sum(len(k) + len(v) for k, v in _state(_served(config, n)).items()) for n in (groups, 2 * groups)]
+    sizes = [state_bytes(_state(_served(config, n))) for n in (groups, 2 * groups)]
     told = f"{sizes[0]} bytes after {groups} groups, {sizes[1]} after {2 * groups}"
     return Check("bounded_state", sizes[1] <= sizes[0] + _POOL_BYTES, told)
 

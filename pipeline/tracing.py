@@ -83,7 +83,7 @@ class _Trace:
     def prompts(self) -> None:
         """Its rows, one an epoch."""
         for raw in self._connection.read_topic("prompts", wanted=self._named):
-            record = self._ours(raw)
+            record = raw.decoded_if_ours()
             if isinstance(record, Prompt) and record.prompt_id == self._prompt_id:
                 text = record.prompt or " | ".join(f"{m.role}: {m.content}" for m in record.messages)
                 row = f"prompt of {record.dataset} row {record.row}, epoch {record.epoch}"
@@ -97,7 +97,7 @@ class _Trace:
             if ("hr-record", b"Failed") in raw.headers:
                 failed.append(raw)
                 continue
-            record = self._ours(raw)
+            record = raw.decoded_if_ours()
             if isinstance(record, Admission) and record.prompt_id == self._prompt_id:
                 policies = {policy.policy for policy in record.policies}
                 self.lives[record.group] = _Life(admission=record, began_ms=raw.timestamp_ms, open=policies)

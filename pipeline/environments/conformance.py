@@ -9,12 +9,8 @@ from math import isfinite
 from random import Random
 from typing import Any
 
-from pydantic import ValidationError
-
 from headrace.connectors.conformance import Check, attempt
-from headrace.connectors.plugins import load
-from headrace.pipeline.environments.environment import Environment, Observation
-from headrace.schemas.errors import ConfigurationError
+from headrace.pipeline.environments.environment import Environment, Observation, make_environment
 from headrace.schemas.records import Prompt
 
 __all__ = ("conformance",)
@@ -31,24 +27,14 @@ PROMPT = Prompt(
 
 def conformance(name: str, settings: Mapping[str, Any]) -> list[Check]:
     """Try an environment. Raises ConfigurationError for an unknown name and options that it refuses."""
-    environment = _made(name, settings)
+    environment = make_environment(name, settings)
     return [
         attempt("observations", lambda: _observations(environment)),
-        attempt("seed", lambda: _seeded(environment, _made(name, settings))),
+        attempt("seed", lambda: _seeded(environment, make_environment(name, settings))),
         attempt("after_the_end", lambda: _after_the_end(environment)),
         attempt("restart", lambda: _restarted(environment)),
         attempt("close", lambda: _closed(environment)),
     ]
-
-
-def _made(name: str, settings: Mapping[str, Any]) -> Environment:
-    cls = load("headrace.environments", name)
-    options = getattr(cls, "Options", None)
-    try:
-        made: Environment = cls(**settings) if options is None else cls(options(**settings))
-    except (ValidationError, TypeError) as error:
-        raise ConfigurationError(f"environment {name!r} refuses {dict(settings)}: {error}") from error
-    return made
 
 
 def _actions(seed: int) -> Sequence[str]:

@@ -59,13 +59,12 @@ class Episodes:
         self._delivery = delivery
         self._recall = recall
         self._members = members
-        self._streams = {name: (s.workflow, s.workflow_options) for name, s in config.streams.items()}
         self._evaluating = [evaluated_stream(config, policy) for policy in range(len(config.policies))]
         self._workflows: dict[str, Workflow] = {}
         """By stream and name."""
         self.counts: Counter[str] = Counter()
-        for name, (workflow, _) in self._streams.items():
-            self._workflows[f"{name} {workflow}"] = workflow_of(config, name)
+        for name, stream in config.streams.items():
+            self._workflows[f"{name} {stream.workflow}"] = workflow_of(config, name)
 
     async def play(self, task: Task, place: Source) -> None:
         """Run the task and return when its result is acknowledged."""

@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
 from headrace.connectors.conformance import Check, attempt
 from headrace.connectors.engines.engine import Generation
-from headrace.connectors.plugins import load
 from headrace.pipeline.rewards.reward import Completion
-from headrace.pipeline.workflows.workflow import Workflow
+from headrace.pipeline.workflows.workflow import Workflow, make_workflow
 from headrace.schemas import codec
 from headrace.schemas.checks import check_record
-from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.parts import PolicyBound, Reward, Sampling
 from headrace.schemas.records import Prompt, Task, Trajectory
 
@@ -95,27 +92,14 @@ class Judge:
 
 def conformance(name: str, settings: Mapping[str, Any]) -> list[Check]:
     """Try a workflow. Raises ConfigurationError for an unknown name and options that it refuses."""
-    workflow = _made(name, settings)
+    workflow = make_workflow(name, settings, POLICIES)
     return [
         attempt("trajectories", lambda: _trajectories(workflow)),
-        attempt("seeds", lambda: _seeds(workflow, _made(name, settings))),
+        attempt("seeds", lambda: _seeds(workflow, make_workflow(name, settings, POLICIES))),
         attempt("together", lambda: _together(workflow)),
         attempt("failure", lambda: _failure(workflow)),
         attempt("cancel", lambda: _cancel(workflow)),
     ]
-
-
-def _made(name: str, settings: Mapping[str, Any]) -> Workflow:
-    cls = load("headrace.workflows", name)
-    options = getattr(cls, "Options", None)
-    try:
-        given = [options(**settings)] if options is not None else []
-    except ValidationError as error:
-        raise ConfigurationError(f"workflow {name!r} refuses {dict(settings)}: {error}") from error
-    if options is None and settings:
-        raise ConfigurationError(f"workflow {name!r} has no options, {', '.join(settings)} given")
-    made: Workflow = cls(*given, POLICIES) if getattr(cls, "team", False) else cls(*given)
-    return made
 
 
 def _task(seed: int) -> Task:
