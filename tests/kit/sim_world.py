@@ -163,16 +163,17 @@ class Operator:
         self.name = f"{sub}.{instance}"
         self.inputs = input_places(sub, driver.partitions)
         self.processes: list[SimProcess] = []
-        self.over = self.removed = False
+        self.over = self.away = self.gone = False
+        """Its worker has come to the end of the run; its launcher is down with it for a while; it left for good."""
         self.stop = SimStop(driver.time)
 
     def stage_is_over(self) -> bool:
-        """Its worker has come to the end of the run, or it was removed."""
-        return self.over or self.removed
+        """Its worker has come to the end of the run, or it left for good."""
+        return self.over or self.gone
 
     def start(self) -> SimProcess | None:
         """A new process of this instance."""
-        if self.over or self.removed:
+        if self.over or self.away or self.gone:
             return None
         driver = self.driver
         self.stop = stop = SimStop(driver.time)
@@ -195,7 +196,7 @@ class Operator:
         if error is not None and not isinstance(error, Killed | Superseded):
             self.driver.bad.append(f"died: {self.name}: {type(error).__name__}: {error}")
         newest = self.processes[-1]
-        if error is not None and newest.ended and not self.over and not self.removed:
+        if error is not None and newest.ended and not (self.over or self.away or self.gone):
             self.driver.time.at(random.Random(len(self.processes)).uniform(0.2, 3.0), self._again)
 
     def _again(self) -> None:
@@ -210,12 +211,12 @@ class Operator:
         for process in alive:
             process.kill()
         if down_ms > 3000:
-            self.removed = True
+            self.away = True
             self.driver.time.at(down_ms / 1000, self._back)
 
     def _back(self) -> None:
-        if self.removed:
-            self.removed = False
+        if self.away:
+            self.away = False
             self.start()
 
     def twin(self, seconds: float) -> None:
@@ -226,7 +227,7 @@ class Operator:
 
     def leave(self) -> None:
         """Stop in order, for good."""
-        self.removed = True
+        self.gone = True
         self.stop.set("scale in")
 
 

@@ -87,6 +87,8 @@ def answers(rewards: Path, frames: int, *names: str) -> tuple[list[Any], int]:
         buffer += data
         while (frame := take_frame(buffer)) is not None:
             found.append(frame[0])
+    if len(found) < frames:
+        process.wait(20)  # it ends by itself; with its input closed meanwhile it would end as one that is not needed
     process.stdin.close()
     process.stdout.close()
     return found, process.wait(20)
