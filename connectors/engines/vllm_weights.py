@@ -71,6 +71,8 @@ def starting() -> Iterator[None]:
         return
     dispatcher.sys = _OwnModules()
     try:
+        # registers itself only where vLLM is there first, which a process that looked at it earlier had not
+        importlib.import_module(WORKER_EXTENSION.rpartition(".")[0]).register()
         yield
     finally:
         dispatcher.sys = sys
