@@ -61,6 +61,7 @@ def prune(
     *,
     held: Iterable[int] = (),
     checkpoints: Iterable[int] = (),
+    single: Iterable[int] = (),
     grace_seconds: float = GRACE_SECONDS,
     orphan_seconds: float = ORPHAN_SECONDS,
     max_lag: int = _MAX_LAG,
@@ -69,7 +70,8 @@ def prune(
     """Delete what lies below the floor: the newest two fulls and all after the older one stay.
 
     held: versions of living readers; those more than ``max_lag`` behind the head hold nothing. checkpoints: versions of
-    kept checkpoints: what leads to the oldest stays. dry: only say what would go. Raises the store's errors; it may be
+    kept checkpoints: what leads to the oldest stays. single: versions that are kept for themselves, however old, with
+    no more than what rebuilds them. dry: only say what would go. Raises the store's errors; it may be
     stopped and repeated at any point.
     """
     chain = Chain(store, run, policy)
@@ -80,7 +82,7 @@ def prune(
     floor = _floor(chain, versions, needed, now - grace_seconds)
     if not dry and versions and floor > versions[0]:
         store.put(chain.keys.pruned, str(floor).encode())
-    kept = _named(chain, [v for v in versions if v >= floor], floor)
+    kept = _named(chain, [v for v in versions if v >= floor], floor) | _rebuilding(chain, single, floor)
     going: list[ObjectInfo] = []
     old: set[int] = set()
     orphans = 0
@@ -116,6 +118,20 @@ def _floor(chain: Chain, versions: Sequence[int], needed: Iterable[int], before:
     young = [one.version for one in manifests if one.published_ms / 1000 > before]
     wanted = min([*needed, *young, fulls[-_KEPT_FULLS]])
     return max((version for version in fulls if version <= wanted), default=versions[0])
+
+
+def _rebuilding(chain: Chain, versions: Iterable[int], floor: int) -> set[str]:
+    """Keys of the objects that rebuild versions below the floor: the full before each and the deltas that follow."""
+    keys: set[str] = set()
+    for number in versions:
+        if number >= floor:
+            continue
+        manifest = chain.link(number).manifest
+        while not manifest.full:
+            keys |= {ref.key for ref in manifest.delta}
+            manifest = chain.link(manifest.parent).manifest
+        keys |= {ref.key for ref in manifest.full}
+    return keys
 
 
 def _named(chain: Chain, versions: Sequence[int], floor: int) -> set[str]:

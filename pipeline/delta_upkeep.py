@@ -15,14 +15,18 @@ from headrace.connectors.checkpoints import BrokenCheckpoint, checkpoint_prefix,
 from headrace.connectors.kafka import Connection
 from headrace.connectors.kafka_errors import BrokerUnreachable
 from headrace.connectors.lifetime import StopSignal, exit_with
+from headrace.connectors.stores.chain import Chain
 from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.store import ObjectStore, StoreUnavailable
 from headrace.pipeline.delta_compact import Compactor
 from headrace.pipeline.delta_prune import ORPHAN_SECONDS, Pruned, live_versions, prune
+from headrace.pipeline.evaluated import EvaluationTally
+from headrace.pipeline.evaluation import is_due
 from headrace.schemas.config import RunConfig, read_config
 from headrace.schemas.delta_layout import DeltaError
+from headrace.schemas.records import EvalResult
 
-__all__ = ("checkpoint_versions", "in_rounds", "main", "merge_due", "prune_run")
+__all__ = ("checkpoint_versions", "evaluated_versions", "in_rounds", "main", "merge_due", "prune_run")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +104,9 @@ def merge_due(compactor: Compactor, stopped: Callable[[], bool], say: Callable[[
 def prune_run(
     config: RunConfig, store: ObjectStore, policy: str, connection: Connection, *, dry: bool = False
 ) -> Pruned:
-    """Prune a policy as its run's configuration says, sparing what living workers hold and kept checkpoints have.
+    """Prune a policy as its run's configuration says.
+
+    Spared are what living workers hold, what kept checkpoints have, and the best version by the run's evaluations.
 
     Raises the errors of the store and the brokers, and BrokenCheckpoint, before anything is deleted.
     """
@@ -111,12 +117,33 @@ def prune_run(
         policy,
         held=live_versions(connection, config.policy_names().index(policy)),
         checkpoints=checkpoint_versions(config, store, policy),
+        single=evaluated_versions(config, store, policy, connection),
         grace_seconds=settings.prune_grace_seconds,
         # Never less: a trainer that waits for the store still commits what it has uploaded half that time ago.
         orphan_seconds=max(settings.prune_grace_seconds, ORPHAN_SECONDS),
         max_lag=settings.prune_max_lag,
         dry=dry,
     )
+
+
+def evaluated_versions(config: RunConfig, store: ObjectStore, policy: str, connection: Connection) -> list[int]:
+    """Committed versions that evaluations need: the best so far, and those whose evaluation has not ended yet.
+
+    Raises BrokerUnreachable and the store's errors.
+    """
+    evaluation = config.eval
+    if not evaluation.dataset or not evaluation.best:
+        return []
+    index = config.policy_names().index(policy)
+    tally = EvaluationTally()
+    for raw in connection.read_topic("evals"):
+        record = raw.decoded_if_ours()
+        if isinstance(record, EvalResult) and record.policy == index:
+            tally.fold(record)
+    whole, best = tally.whole(evaluation), tally.best(evaluation)
+    after = whole[-1] if whole else -1
+    due = [v for v in Chain(store, config.run.id, policy).versions(after) if is_due(evaluation, v)]
+    return [*due, *([best.version] if best is not None else [])]
 
 
 def checkpoint_versions(config: RunConfig, store: ObjectStore, policy: str) -> Iterator[int]:

@@ -24,7 +24,12 @@ class TaskWriter:
             max_new_tokens=rollout.max_new_tokens,
         )
         self._beside = [evaluated_with(config, policy) for policy in range(len(config.policies))]
-        self._evaluation = Sampling(temperature=config.eval.temperature, max_new_tokens=rollout.max_new_tokens)
+        self._evaluation = Sampling(
+            temperature=config.eval.temperature,
+            top_p=config.eval.top_p,
+            top_k=config.eval.top_k,
+            max_new_tokens=config.eval.max_new_tokens or rollout.max_new_tokens,
+        )
 
     def task(self, work: Work, worker: Worker, group: OpenGroup | None, heldout: list[Prompt], now_ms: int) -> Task:
         """The Task of leased work; ``group`` is its open group, None for an evaluation sample."""

@@ -10,10 +10,17 @@ from headrace.pipeline.state import key_of, pack, read_json, unpack, write_json
 from headrace.schemas.config import EvalConfig
 from headrace.schemas.records import Prompt
 
-__all__ = ("EVALUATION_STREAM", "Evaluation")
+__all__ = ("EVALUATION_STREAM", "Evaluation", "is_due")
 
 EVALUATION_STREAM = "@eval"
 """Prompt.stream of held-out prompts."""
+_BEFORE = -(1 << 40)
+"""Places of tasks that go before all groups begin here."""
+
+
+def is_due(config: EvalConfig, version: int) -> bool:
+    """Whether a version is one of those evaluated along the way."""
+    return config.every > 0 and version % config.every == 0
 
 
 class Evaluation:
@@ -53,17 +60,19 @@ class Evaluation:
 
     def due(self, version: int) -> bool:
         """Whether a policy's version is one of those evaluated along the way."""
-        return self.config.every > 0 and version % self.config.every == 0
+        return is_due(self.config, version)
 
     def issue(self, policy: int, version: int, next_group: int, store: Store) -> list[Work]:
         """The tasks that evaluate a version; none when it was evaluated already or nothing is held out.
 
-        ``after`` puts them behind the groups admitted so far, ``before`` and version 0 before everything.
+        ``after`` puts them behind the groups admitted so far, ``before`` and version 0 before all groups; what is
+        issued earlier goes first, so that a worker that pins versions loads each once.
         """
         if not self.complete or not self.prompts or self.last[policy] >= version:
             return []
         self.last[policy] = version
-        order = -1 if version == 0 or self.config.priority == "before" else next_group
+        first = version == 0 or self.config.priority == "before"
+        order = _BEFORE + self.next_number if first else next_group
         tasks: list[Work] = []
         for index in range(len(self.prompts)):
             detail = {"policy": policy, "version": version, "prompt": index}

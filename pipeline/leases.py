@@ -31,7 +31,7 @@ class Work:
     group: int
     replica: int
     order: int
-    """Place in the queue: admission order of groups; -1 goes before everything."""
+    """Place in the queue: admission order of groups; what is negative goes before all of them."""
     attempt: int = 0
     failures: int = 0
     lost: int = 0

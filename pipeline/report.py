@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.connectors.kafka import Connection
+from headrace.pipeline.evaluated import EvaluationFigures
 from headrace.pipeline.launch.folder import RunFolder
+from headrace.pipeline.prompt_overlap import OverlapFigures, PromptOverlap
 from headrace.pipeline.report_operators import operators_in_words
 from headrace.pipeline.report_policies import PolicyFigures, policy_figures
 from headrace.pipeline.run_records import TrajectoryHead, read_records, read_trajectory_heads
 from headrace.pipeline.tally import PolicyTally, Tally
 from headrace.schemas.config import RunConfig
-from headrace.schemas.records import EvalResult, Manifest, Step
+from headrace.schemas.records import EvalResult, Manifest, Prompt, Step
 
 __all__ = ("Curves", "Figures", "Sample", "build_figures", "loop_latencies_ms", "write_report")
 
@@ -60,8 +62,9 @@ class Figures:
     stale: see ``StaleBias.figures``. operators: those of the configuration in their order, in words.
     trained_tokens: sum over Steps; seconds_per_million_tokens: wall_seconds per million of them. time_split: shares of
     the trainer's time between its first and last Step. loop_latency_ms: see ``loop_latencies_ms`` (None unless depth
-    is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``. policies: the figures
-    of each policy. workflow: means of what workflows counted, over their trajectories.
+    is 0). mismatch: how far the log-probs of rollouts and trainer are apart, see ``_mismatch``. evaluation: avg@k,
+    pass@k, the best version. overlap: held-out prompts that are training prompts too. policies: the figures of each
+    policy. workflow: means of what workflows counted, over their trajectories.
     """
 
     run: str
@@ -93,6 +96,8 @@ class Figures:
     changed_share_mean: float | None
     changed_by_role: dict[str, float]
     mismatch: dict[str, float]
+    evaluation: EvaluationFigures | None
+    overlap: OverlapFigures | None
     policies: list[PolicyFigures]
     workflow: dict[str, float]
     command: str
@@ -110,6 +115,8 @@ class Figures:
         work = f"{self.wall_seconds:.0f} s, {self.rollouts} rollouts, {self.groups_trained} groups trained"
         means = f"mean staleness {_shown(self.mean_staleness)}, peak memory {gib:.2f} GiB ({self.memory_kind})"
         lines = [f"held-out accuracy (sampled) {accuracy}, {self.versions} versions", f"{work}, {means}"]
+        beside = [part.summary() for part in (self.evaluation, self.overlap) if part is not None]
+        lines += [line for line in beside if line]
         if self.loop_latency_ms is not None:
             lines.append(f"a step loses {self.loop_latency_ms:.0f} ms to the topics")
         if self.drops or self.dead_letters:
@@ -132,9 +139,13 @@ def write_report(folder: RunFolder, connection: Connection) -> Figures:
     for topic in ("ledger", "steps", "manifests", "evals"):
         for _, record in read_records(connection, topic):
             tally.fold(record)
+    overlap = PromptOverlap()
+    for _, record in read_records(connection, "prompts"):
+        if isinstance(record, Prompt):
+            overlap.fold(record)
     heads = list(read_trajectory_heads(connection))
     dead = sum(1 for _ in connection.read_topic("dead-letters"))
-    figures = build_figures(folder, folder.read_config(), tally, heads, dead)
+    figures = build_figures(folder, folder.read_config(), tally, heads, dead, overlap)
     # The page first: who finds the figures finds their page too.
     folder.write_whole(folder.report_html, page(figures))
     folder.write_whole(folder.report_json, json.dumps(figures.flat(), indent=2) + "\n")
@@ -142,7 +153,12 @@ def write_report(folder: RunFolder, connection: Connection) -> Figures:
 
 
 def build_figures(
-    folder: RunFolder, config: RunConfig, tally: Tally, heads: Sequence[TrajectoryHead], dead_letters: int
+    folder: RunFolder,
+    config: RunConfig,
+    tally: Tally,
+    heads: Sequence[TrajectoryHead],
+    dead_letters: int,
+    overlap: PromptOverlap,
 ) -> Figures:
     """The figures from what was read."""
     name = config.policy_names()[0]
@@ -150,6 +166,7 @@ def build_figures(
     sessions = folder.sessions()
     wall = sum(session.wall_seconds for session in sessions)
     accuracies = policy.accuracies()
+    evals = policy.evaluations.results()
     staleness = policy.staleness()
     items = sum(staleness.values())
     tokens = sum(step.tokens for step in policy.steps)
@@ -185,11 +202,13 @@ def build_figures(
         changed_share_mean=_mean(step.changed_share for step in policy.steps),
         changed_by_role=_changed_by_role(policy.steps),
         mismatch=_mismatch(policy.steps),
+        evaluation=policy.evaluations.figures(config.eval),
+        overlap=overlap.figures(evals[max(evals)] if evals else ()),
         policies=policy_figures(config, tally),
         workflow=_workflow(heads),
         command=sessions[0].command if sessions else "",
         curves=_curves(policy, staleness),
-        samples=_samples(policy.evals),
+        samples=_samples(evals),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def page(figures: "Figures") -> str:
     curves = figures.curves
     charts = [
         line_chart("Reward of finished groups", {"mean raw reward": curves.reward}, top=1.0),
-        line_chart("Held-out accuracy (sampled)", {"accuracy": curves.accuracy}, top=1.0),
+        line_chart("Held-out accuracy (sampled)", _held_out(figures), top=1.0),
         bar_chart("Staleness of trained items (versions)", {str(k): v for k, v in curves.staleness_counts.items()}),
         bar_chart("Groups dropped, by reason", figures.drops),
         line_chart("Trainer, seconds a step", {"step": curves.step_seconds, "wait for batch": curves.wait_seconds}),
@@ -95,6 +95,15 @@ def bar_chart(title: str, bars: Mapping[str, float]) -> str:
         shapes.append(f'<rect x="{_NAMES}" y="{y:.1f}" {size}/>')
         shapes.append(f'<text x="{_NAMES + width + 6:.1f}" y="{line:.1f}">{value:g}</text>')
     return _figure(title, "".join(shapes))
+
+
+def _held_out(figures: "Figures") -> dict[str, Points]:
+    """Mean reward, and the chance that one of all samples is solved where there are several."""
+    lines: dict[str, Points] = {"accuracy": figures.curves.accuracy}
+    several = [name for name in (figures.evaluation.curves if figures.evaluation else ()) if name.startswith("pass@")]
+    if figures.evaluation and len(several) > 1:
+        lines[several[-1]] = figures.evaluation.curves[several[-1]]
+    return lines
 
 
 def _changed(roles: Mapping[str, float]) -> dict[str, float]:
@@ -169,7 +178,7 @@ def _policies(figures: "Figures") -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_cell(inner)}" for name, inner in value.items()) or "none"
+        return ", ".join(f"{name}: {_cell(inner)}" for name, inner in value.items() if name != "curves") or "none"
     if isinstance(value, list):
         return " -> ".join(_cell(inner) for inner in value)
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

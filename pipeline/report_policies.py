@@ -6,6 +6,7 @@ In: a configuration and what the ledgers, steps, manifests and evaluations add u
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.pipeline.evaluated import EvaluationFigures
 from headrace.pipeline.tally import PolicyTally, RewardPoint, Tally
 from headrace.schemas.config import RunConfig
 
@@ -21,7 +22,7 @@ class PolicyFigures:
 
     reward_start, reward_final: mean raw reward of the groups that ended in the first and in the last tenth of its
     versions. accuracy_start, accuracy_final: held-out, as in the report's figures; by_role: the same of each role of a
-    workflow that has roles, as [first, last].
+    workflow that has roles, as [first, last]. evaluation: avg@k, pass@k and the best version.
     """
 
     policy: str
@@ -38,6 +39,7 @@ class PolicyFigures:
     by_role: dict[str, list[float]]
     mean_staleness: float | None
     max_staleness: int | None
+    evaluation: EvaluationFigures | None
 
     def summary(self) -> str:
         """One line for people."""
@@ -88,6 +90,7 @@ def _figures(config: RunConfig, index: int, name: str, tally: Tally) -> PolicyFi
         by_role=_by_role(policy),
         mean_staleness=sum(s * n for s, n in staleness.items()) / items if items else None,
         max_staleness=max(staleness, default=None),
+        evaluation=policy.evaluations.figures(config.eval),
     )
 
 

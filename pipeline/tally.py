@@ -7,6 +7,7 @@ numbers that progress and the report show. The first ending record of a credit c
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from headrace.pipeline.evaluated import EvaluationTally
 from headrace.pipeline.stale_bias import StaleBias
 from headrace.schemas.records import (
     Batched,
@@ -59,21 +60,13 @@ class PolicyTally:
     closed: Counter[str] = field(default_factory=Counter)
     """Reason, with the operator when one decided, to number of groups."""
     rewards: list[RewardPoint] = field(default_factory=list)
-    evals: dict[int, list[EvalResult]] = field(default_factory=lambda: defaultdict(list))
+    evaluations: EvaluationTally = field(default_factory=EvaluationTally)
     stopped: bool = False
     failed_ms: list[int] = field(default_factory=list)
     """Times at which groups failed since the last usable one."""
     last_failure: str = ""
     pending_rewards: list[float] = field(default_factory=list)
     stale: StaleBias = field(default_factory=StaleBias)
-    _evaluated: set[tuple[int, str, int]] = field(default_factory=set)
-
-    def evaluated(self, result: EvalResult) -> None:
-        """Take an evaluated sample; of several attempts at one the first counts (protocol 5)."""
-        key = (result.version, result.prompt_id, result.replica)
-        if key not in self._evaluated:
-            self._evaluated.add(key)
-            self.evals[result.version].append(result)
 
     def recent_reward(self) -> float | None:
         """Mean raw reward of the newest groups: those since the last version, or of the last version."""
@@ -93,12 +86,12 @@ class PolicyTally:
 
     def accuracies(self) -> list[tuple[int, float, int]]:
         """(version, mean reward, samples) of every evaluated version, in order."""
-        return [(v, sum(r.reward for r in rs) / len(rs), len(rs)) for v, rs in sorted(self.evals.items()) if rs]
+        return [(v, sum(r.reward for r in rs) / len(rs), len(rs)) for v, rs in self.evaluations.results().items()]
 
     def role_rewards(self) -> dict[str, list[tuple[int, float]]]:
         """Mean reward of every role in the samples of every evaluated version, where a workflow has roles."""
         out: dict[str, list[tuple[int, float]]] = {}
-        for version, results in sorted(self.evals.items()):
+        for version, results in self.evaluations.results().items():
             values: dict[str, list[float]] = {}
             for result in results:
                 for role, value in split_reward(result.rewards)[1].items():
@@ -139,8 +132,7 @@ class Tally:
             case Demand():
                 self.workers[record.worker] = record
             case EvalResult():
-                if not record.error:
-                    self.policies[record.policy].evaluated(record)
+                self.policies[record.policy].evaluations.fold(record)
             case Manifest():
                 self.policies[record.policy].manifests.setdefault(record.batch, record)
             case Step():

@@ -230,9 +230,21 @@ class EvalConfig(Section):
     every: int = Field(0, ge=0)
     """Versions between two evaluations; 0: at the start and at the end only."""
     samples: int = Field(1, ge=1)
-    """Completions of each row."""
+    """k: completions of each row, for avg@k and pass@k."""
     temperature: float = 1.0
     """Sampling temperature of evaluation tasks."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Smallest set of tokens with this share of probability; 1: all."""
+    top_k: int = Field(0, ge=0)
+    """Number of likeliest tokens; 0: all."""
+    max_new_tokens: int = Field(0, ge=0)
+    """Tokens of a completion at most; 0: as in ``[rollout]``."""
+    solved_at: float = 1.0
+    """Reward from which on a sample counts as solved, for pass@k."""
+    best: str = "avg"
+    """Metric whose best version is kept and exported: ``avg``, or ``pass@K`` with K up to ``samples``; empty: none."""
+    workers: int = Field(0, ge=0)
+    """Workers that only evaluate, each version with exactly its weights; the others then only train. 0: all do both."""
     limit: int = Field(0, ge=0)
     """Rows used at most; 0: all."""
     suite: str = "heldout"
@@ -241,6 +253,13 @@ class EvalConfig(Section):
     """Empty: the reward of the stream."""
     priority: Literal["after", "before"] = "after"
     """Whether evaluation tasks go out after or before training tasks."""
+
+    @model_validator(mode="after")
+    def _known_metric(self) -> "EvalConfig":
+        names = ["avg", *(f"pass@{k}" for k in range(1, self.samples + 1))]
+        if self.best and self.best not in names:
+            raise ValueError(f"best is {self.best!r}; with {self.samples} samples a row there are {', '.join(names)}")
+        return self
 
 
 class OperatorConfig(BaseModel):

@@ -63,7 +63,7 @@ TOPICS: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         name="prompts", partitions="one", by="-", records=("Prompt", "End"),
-        writers=("dataset_to_prompt",), readers=("prompt_to_task",),
+        writers=("dataset_to_prompt",), readers=("prompt_to_task", "report"),
     ),
     TopicSpec(
         name="demand", partitions="one", by="-", records=("Demand",),
@@ -114,7 +114,7 @@ TOPICS: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         name="evals", partitions="one", by="-", records=("EvalResult",),
-        writers=("task_to_trajectory",), readers=("report", "batch_to_step"),
+        writers=("task_to_trajectory",), readers=("report", "delta_upkeep"),
     ),
     TopicSpec(
         name="dead-letters", partitions="one", by="-", records=(),

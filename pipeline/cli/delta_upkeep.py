@@ -53,7 +53,10 @@ def prune(
     bootstrap: Bootstrap = "",
     output: Output = Format.text,
 ) -> None:
-    """Delete versions that nobody needs: below the newest two fulls, living readers and the oldest kept checkpoint."""
+    """Delete versions that nobody needs: below the newest two fulls, living readers and the oldest kept checkpoint.
+
+    The best version by the run's evaluations stays too.
+    """
     from headrace.connectors.lifetime import StopSignal
     from headrace.pipeline.delta_prune import prune as prune_chain
     from headrace.pipeline.delta_upkeep import in_rounds
@@ -61,12 +64,14 @@ def prune(
     place = place_of(where, run, policy)
 
     def once() -> None:
+        live, evaluated = _needed(place, bootstrap) if readers else ([], [])
         done = prune_chain(
             place.store,
             place.run,
             place.policy,
-            held=_live(place, bootstrap) if readers else (),
+            held=live,
             checkpoints=[*(held or ()), *_checkpoints(place)],
+            single=evaluated,
             grace_seconds=grace,
             orphan_seconds=orphans,
             max_lag=max_lag,
@@ -92,17 +97,22 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _live(place: Place, bootstrap: str) -> list[int]:
-    """Versions that living workers of a run folder hold; of a bare store nobody knows, so name them with --held."""
+def _needed(place: Place, bootstrap: str) -> tuple[list[int], list[int]]:
+    """Versions that living workers of a run folder hold, and those that its evaluations need.
+
+    Of a bare store nobody knows, so name them with --held.
+    """
     if place.folder is None:
-        return []
+        return [], []
     from headrace.pipeline.cli.reading import reading
     from headrace.pipeline.delta_prune import live_versions
+    from headrace.pipeline.delta_upkeep import evaluated_versions
     from headrace.schemas.config import read_config
 
-    names = read_config(place.folder / "config.json").policy_names()
+    config = read_config(place.folder / "config.json")
     with reading(str(place.folder), "", bootstrap) as connection:
-        return live_versions(connection, names.index(place.policy))
+        live = live_versions(connection, config.policy_names().index(place.policy))
+        return live, evaluated_versions(config, place.store, place.policy, connection)
 
 
 def _checkpoints(place: Place) -> list[int]:

@@ -45,5 +45,5 @@ def report(
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items()) or "none"
+        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items() if k != "curves") or "none"
     return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -90,6 +90,7 @@ def run(
 
 def _write_report(folder: "RunFolder", connection: "Connection") -> None:
     """Write the report while the broker is up; a run is not failed by a report that cannot be made."""
+    from headrace.pipeline.launch.best import export_best
     from headrace.pipeline.report import write_report
 
     try:
@@ -100,6 +101,10 @@ def _write_report(folder: "RunFolder", connection: "Connection") -> None:
     for line in figures.summary():
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
+    try:
+        export_best(folder, figures.policies, lambda text: print(text, flush=True))
+    except (HeadraceError, OSError) as error:
+        sys.stderr.write(f"headrace run: the best version was not exported: {error}\n")
 
 
 def _print_plan(config: "RunConfig") -> None:

@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def best(self) -> Path:
+        """The version of every policy that was evaluated best, as model folders."""
+        return self.path / "best"
+
+    @property
     def training(self) -> Path:
         """What a training from the log (``headrace train``) trains; other runs have none."""
         return self.path / "from_batches.json"

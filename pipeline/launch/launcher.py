@@ -17,6 +17,7 @@ from types import TracebackType
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.schema_ids import take_schema_ids
+from headrace.pipeline.evaluated import AVERAGE
 from headrace.pipeline.launch.display import Display
 from headrace.pipeline.launch.folder import RunFolder, Session
 from headrace.pipeline.launch.local_broker import forget_live, note_live, start_broker
@@ -28,7 +29,7 @@ from headrace.pipeline.progress import Follower, figures_of, line_of, waits_for
 from headrace.pipeline.run_records import read_records
 from headrace.schemas.access import LAUNCHER
 from headrace.schemas.codec import to_plain
-from headrace.schemas.config import RunConfig, dump_config
+from headrace.schemas.config import EvalConfig, RunConfig, dump_config
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.records import EvalResult, RunEnd, Step
 
@@ -140,7 +141,7 @@ class Launcher:
         return True
 
     def _watch(self, connection: Connection) -> str:
-        metrics = _MetricsLog(self.folder.metrics)
+        metrics = _MetricsLog(self.folder.metrics, self.config.eval)
         follower = Follower(connection, metrics.take)
         alarmed, sources_since = False, 0.0
         try:
@@ -269,8 +270,9 @@ class Launcher:
 class _MetricsLog:
     """``metrics.jsonl``: a line for each step and evaluated version, written anew from the topics at every start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, evaluation: EvalConfig) -> None:
         self._file = path.open("w", encoding="utf-8")
+        self._evaluation = evaluation
 
     def take(self, record: Step | EvalResult) -> None:
         """Write a step; evaluations are written together at the end of a session."""
@@ -282,9 +284,10 @@ class _MetricsLog:
     def close(self, follower: Follower) -> None:
         """Write the evaluated versions and close the file."""
         for index, policy in sorted(follower.tally.policies.items()):
-            for version, accuracy, samples in policy.accuracies():
-                line = {"kind": "eval", "policy": index, "version": version, "accuracy": accuracy, "samples": samples}
-                self._write(line)
+            for one in policy.evaluations.evaluated(self._evaluation):
+                counts = {"samples": one.samples, "failed": one.failed, "other_versions": one.other}
+                line = {"kind": "eval", "policy": index, "version": one.version, "accuracy": one.metrics[AVERAGE]}
+                self._write({**line, **counts, **one.metrics})
         self._file.close()
 
     def _write(self, value: dict[str, object]) -> None:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from headrace.connectors.kafka import Connection
-from headrace.connectors.stores.chain import Chain
+from headrace.connectors.stores.chain import Chain, MissingLink
 from headrace.connectors.stores.open import open_store
 from headrace.pipeline.delta_prune import live_versions
 from headrace.pipeline.delta_to_worker import WeightReader, verify_chain
-from headrace.pipeline.delta_upkeep import checkpoint_versions, prune_run
+from headrace.pipeline.delta_upkeep import checkpoint_versions, evaluated_versions, prune_run
 from headrace.schemas.codec import encode
-from headrace.schemas.config import RunConfig, dump_config
+from headrace.schemas.config import EvalConfig, RunConfig, dump_config
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.parts import HostedPolicy
-from headrace.schemas.records import Demand
+from headrace.schemas.records import Demand, EvalResult
 from headrace.schemas.topics import partition_counts
 from headrace.trainers.step_to_delta import DeltaPublisher
 
@@ -214,6 +214,29 @@ def test_a_kept_checkpoint_holds_its_version_wherever_it_lies(place: Place) -> N
     assert list(checkpoint_versions(stored, place.store, "main")) == []
     place.store.put(f"checkpoints/{place.config.run.id}/main/0000-000000012/checkpoint.json", table)
     assert list(checkpoint_versions(stored, place.store, "main")) == [7]
+
+
+def test_the_best_version_and_those_still_being_evaluated_stay(place: Place) -> None:
+    place.advance(23)
+    evaluation = {"dataset": "held", "every": 4, "samples": 2, "best": "pass@2"}
+    config = place.config.model_copy(update={"eval": EvalConfig.model_validate(evaluation)})
+    assert evaluated_versions(place.config, place.store, "main", place.connection) == []
+    for version, replicas, reward in ((0, 2, 0.0), (4, 2, 1.0), (8, 2, 0.5), (12, 1, 1.0)):
+        for replica in range(replicas):
+            result = EvalResult(
+                policy=0, suite="heldout", prompt_id="p", replica=replica, version=version, oldest_version=version,
+                newest_version=version, reward=reward, tokens=1, end_reason="stop", finished_ms=1,
+            )  # fmt: skip
+            place.connection.produce(place.producer, "evals", encode(result), partition=0)
+    place.producer.flush(10)
+    assert evaluated_versions(config, place.store, "main", place.connection) == [12, 16, 20, 4]
+    assert prune_run(config, place.store, "main", place.connection).floor == 15
+    reader = place.reader()
+    for version in (4, 12, 22):
+        reader.fetch(version)
+        assert place.correct(reader)
+    with pytest.raises(MissingLink):
+        place.reader().fetch(8)
 
 
 def test_what_is_uploaded_and_waits_for_its_commit_stays_whatever_the_grace(place: Place) -> None:

@@ -140,6 +140,24 @@ def test_pruning_keeps_two_fulls_and_all_after_the_older(tmp_path: Path) -> None
     assert place.prune().objects == 0
 
 
+def test_single_versions_stay_with_what_rebuilds_them_until_nobody_names_them(tmp_path: Path) -> None:
+    place = Place(tmp_path, full_every=5)
+    place.advance(18)
+    assert place.prune(single=[7, 16]).floor == 10
+    assert sorted({int(key.split("/")[4]) for key in place.keys("full")}) == [5, 10, 15]
+    assert sorted({int(key.split("/")[4]) for key in place.keys("delta")}) == [6, 7, *range(11, 18)]
+    place.advance(10)
+    assert place.prune(single=[7]).floor == 20, "also once they lie far below the floor"
+    reader = place.reader()
+    reader.fetch(7)
+    assert place.correct(reader)
+    with pytest.raises(MissingLink):
+        place.reader().fetch(8)
+    place.prune()
+    with pytest.raises(MissingLink):
+        place.reader().fetch(7)
+
+
 def test_a_pruned_version_cannot_be_committed_again(tmp_path: Path) -> None:
     place = Place(tmp_path, full_every=3)
     place.advance(2)

@@ -81,7 +81,10 @@ def test_an_evaluation_asks_for_its_version_and_pins_it_on_workers_of_that_role(
     assert (made.stream, made.prompt, made.sources) == (EVALUATION_STREAM, held_out[2], [])
     sampling = made.sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.25, 1.0, 9)
-    assert sampling.top_k <= 0, "evaluation samples from the whole distribution"
+    assert sampling.top_k <= 0, "evaluation samples from the whole distribution unless told otherwise"
+    own = make_config(evaluation={"temperature": 0.0, "top_p": 0.5, "top_k": 3, "max_new_tokens": 5})
+    sampling = TaskWriter(own).task(asked, WORKER, None, held_out, 50).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens) == (0.0, 0.5, 3, 5)
 
 
 @settings(max_examples=80, deadline=None)
@@ -117,7 +120,7 @@ def test_a_version_is_evaluated_once_by_every_prompt_and_sample(
         pairs = {(w.detail["prompt"], w.replica) for w in made}
         assert not made or pairs == {(p, s) for p in range(prompts) for s in range(samples)}
         assert all(w.detail["policy"] == policy and w.detail["version"] == version for w in made)
-        assert {w.order for w in made} <= {-1 if version == 0 or priority == "before" else 40}
+        assert all(w.order < 0 if version == 0 or priority == "before" else w.order == 40 for w in made)
 
 
 def test_members_of_a_team_are_evaluated_with_the_others_as_they_are_loaded() -> None:

@@ -9,8 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 from run_facts import step, whole_run
+from stage_feed import make_prompt
 
+from headrace.pipeline.evaluated import Best
+from headrace.pipeline.evaluation import EVALUATION_STREAM
 from headrace.pipeline.launch.folder import RunFolder, Session
+from headrace.pipeline.prompt_overlap import PromptOverlap
 from headrace.pipeline.report import Figures, build_figures, loop_latencies_ms, time_split
 from headrace.pipeline.report_html import bar_chart, line_chart, page
 from headrace.pipeline.run_records import TrajectoryHead
@@ -71,7 +75,9 @@ def figures(tmp_path: Path, depth: float = 0.0) -> Figures:
         head(0, 0, 500),
         head(9, 0, 0, status="excluded", error="boom\n2"),
     ]
-    return build_figures(folder, config, tally, heads, dead_letters=1)
+    overlap = PromptOverlap()
+    overlap.fold(make_prompt(1, EVALUATION_STREAM))
+    return build_figures(folder, config, tally, heads, 1, overlap)
 
 
 def test_figures_follow_their_definitions(tmp_path: Path) -> None:
@@ -83,6 +89,9 @@ def test_figures_follow_their_definitions(tmp_path: Path) -> None:
     assert f.trained_tokens == 16 and f.seconds_per_million_tokens == 20 / 16e-6
     assert f.drops == {"filtered": 1} and f.excluded == {"stop: boom": 1} and f.dead_letters == 1
     assert f.curves.accuracy == [(0, 0.0), (2, 1.0)]
+    assert f.evaluation is not None and f.evaluation.best == Best(2, "avg", 1.0)
+    assert f.evaluation == f.policies[0].evaluation
+    assert f.overlap is not None and (f.overlap.held_out, f.overlap.shared) == (1, 0)
 
 
 def test_loop_latency_is_what_neither_trainer_nor_rollout_used(tmp_path: Path) -> None:
