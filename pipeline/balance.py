@@ -186,7 +186,8 @@ class Balance:
             case Closed():
                 self._ledger[record.policy].append((timestamp_ms, record.reason, 1))
             case Demand():
-                self._demand[record.worker].append(record)
+                if record.role != "eval":  # it never works for a trainer
+                    self._demand[record.worker].append(record)
             case TrajectoryHead():
                 self._made[record.worker].append(record)
             case _:

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from headrace.connectors.engines.engine import EngineFailed
 from headrace.connectors.kafka import Connection
@@ -29,6 +29,7 @@ from headrace.pipeline.rollout.group_scores import read_members
 from headrace.pipeline.rollout.holdings import Holdings
 from headrace.pipeline.rollout.inbox import Inbox
 from headrace.pipeline.rollout.partials import Partials
+from headrace.pipeline.rollout.pins import Pins
 from headrace.pipeline.rollout.sampler import Sampler
 from headrace.pipeline.rollout.weights import WeightFeed
 from headrace.schemas.config import RunConfig, read_config
@@ -37,6 +38,8 @@ from headrace.schemas.parts import Sequence, Source
 from headrace.schemas.records import Cancel, Resume, RunEnd, RunManifest, Stop, Suspend, Task
 
 __all__ = ("RolloutWorker", "main")
+
+Role = Literal["any", "train", "eval"]
 
 _IDLE_SECONDS = 0.2
 """Longest wait for a record when nothing runs."""
@@ -48,13 +51,20 @@ _HAND_OVER_SECONDS = 2.0
 
 
 class RolloutWorker:
-    """One incarnation of a worker; ``run`` returns when the run has ended or the process should stop."""
+    """One incarnation of a worker; ``run`` returns when the run has ended or the process should stop.
 
-    def __init__(self, config: RunConfig, connection: Connection, name: str, stop: StopSignal) -> None:
+    role: the tasks that it asks for, any, train or eval; one that only evaluates loads each version that it is asked
+    about, and no other.
+    """
+
+    def __init__(
+        self, config: RunConfig, connection: Connection, name: str, stop: StopSignal, *, role: Role = "any"
+    ) -> None:
         self._config = config
         self._connection = connection
         self._name = name
         self._stop = stop
+        self._role = role
         self._ended = False
         self._suspended = False
         self._fault: BaseException | None = None
@@ -79,7 +89,9 @@ class RolloutWorker:
             self._name,
             poll_seconds=config.rollout.poll_seconds,
             host_copy=config.rollout.host_copy,
+            follow=self._role != "eval",
         )
+        self._pins = Pins(self._samplers, self._feed.ask)
         partitions = manifest.partitions.get("trajectories", config.run.group_partitions)
         self._delivery = Delivery(
             self._connection,
@@ -161,6 +173,7 @@ class RolloutWorker:
             self._name,
             incarnation,
             capacity=rollout.slots + 1,
+            role=self._role,
             heartbeat_seconds=rollout.heartbeat_seconds,
             send=lambda demand: self._delivery.send("demand", demand, 0),
         )
@@ -207,8 +220,13 @@ class RolloutWorker:
     def _take_weights(self) -> None:
         """Put what has been fetched in force, and write the prefixes that this broke off for others to go on with."""
         broken_off = False
+        if self._role == "eval":
+            for policy, version, reason in self._feed.refused():
+                self._pins.refused(policy, version, reason)
+            self._pins.follow(self._holdings.tasks())
         for policy, snapshot in self._feed.take():
             broken_off |= self._samplers[policy].load(snapshot.weights, snapshot.version.version)
+            self._pins.came(policy, snapshot.version.version)
             self._holdings.changed()
         if broken_off:
             self._writing.update(self._partials.write(self._samplers.values()))
@@ -300,6 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace.pipeline.task_to_trajectory", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved config.json")
     parser.add_argument("--instance", required=True, help="name of this worker")
+    parser.add_argument("--role", choices=get_args(Role), default="any", help="tasks that it asks for (default: any)")
     parser.add_argument("--bootstrap", default=None, help="Kafka address, over the configured one")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when standard input closes")
     options = parser.parse_args(arguments)
@@ -310,7 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
         connection = Connection.of(config.kafka, config.run.id, options.bootstrap, role="rollout")
         connection.patient(stop.is_set).wait_for_broker()
         take_schema_ids(connection, config.registry)
-        RolloutWorker(config, connection, options.instance, stop).run()
+        RolloutWorker(config, connection, options.instance, stop, role=options.role).run()
 
     return exit_with(run)
 

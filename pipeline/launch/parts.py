@@ -77,7 +77,10 @@ def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: 
     ]
     parts += [_source(stream, common) for stream in config.streams]
     parts += [_trainer(config, policy, common, rollback) for policy in config.policies]
-    parts += [_worker(config, number, common) for number in range(config.rollout.workers)]
+    evaluators = config.eval.workers if config.eval.dataset else 0
+    role = "train" if evaluators else "any"
+    parts += [_worker(config, f"rollout-{number}", role, common) for number in range(config.rollout.workers)]
+    parts += [_worker(config, f"eval-{number}", "eval", common) for number in range(evaluators)]
     rounds = {"compact": config.store.compact_seconds, "prune": config.store.prune_seconds}
     parts += [_upkeep(task, common) for task, seconds in rounds.items() if seconds > 0]
     return parts
@@ -89,9 +92,8 @@ def _source(stream: str, common: tuple[str, ...]) -> Part:
     return Part(name=name, role="source", command=command)
 
 
-def _worker(config: RunConfig, number: int, common: tuple[str, ...]) -> Part:
-    name = f"rollout-{number}"
-    command = _module("headrace.pipeline.task_to_trajectory", *common, "--instance", name)
+def _worker(config: RunConfig, name: str, role: str, common: tuple[str, ...]) -> Part:
+    command = _module("headrace.pipeline.task_to_trajectory", *common, "--instance", name, "--role", role)
     return Part(name=name, role="rollout", command=command, environment=_threads(config.rollout.threads))
 
 

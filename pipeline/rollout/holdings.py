@@ -30,7 +30,8 @@ class _Held:
 class Holdings:
     """The held tasks of one incarnation and the pace of its Demand.
 
-    send: writes a Demand. capacity: tasks that may be held at once.
+    send: writes a Demand. capacity: tasks that may be held at once. role: the kinds of tasks that it asks for (any,
+    train, eval).
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Holdings:
         incarnation: int,
         *,
         capacity: int,
+        role: str = "any",
         heartbeat_seconds: float,
         send: Callable[[Demand], None],
         now: Callable[[], float] = time.time,
@@ -46,6 +48,7 @@ class Holdings:
         self._worker = worker
         self._incarnation = incarnation
         self._capacity = capacity
+        self._role = role
         self._heartbeat = heartbeat_seconds
         self._send = send
         self._now = now
@@ -56,6 +59,10 @@ class Holdings:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def tasks(self) -> list[Task]:
+        """What is held."""
+        return [held.task for held in self._held.values()]
 
     def changed(self) -> None:
         """Something that Demand tells is different."""
@@ -129,7 +136,7 @@ class Holdings:
             Demand(
                 worker=self._worker,
                 incarnation=incarnation,
-                role="any",
+                role=self._role,
                 capacity=capacity,
                 next_sequence=next_sequence,
                 inbox=inbox,

@@ -165,20 +165,25 @@ class Sampler:
         if self._held is not None and not self._guests:
             self.load(*self._held)
 
+    def refuse(self, version: int, reason: str) -> None:
+        """Fail the requests that wait for exactly this version, which cannot be loaded."""
+        for key, wanted in list(self._early.items()):
+            if wanted.bound.pinned and wanted.bound.min_version == version:
+                del self._early[key]
+                if not wanted.future.done():
+                    wanted.future.set_exception(EpisodeFailed(reason))
+
     def _may_enter(self, wanted: _Wanted) -> bool:
         held_back = self._held is not None and wanted.episode not in self._guests
-        return self.version >= wanted.bound.min_version and not held_back
+        bound = wanted.bound
+        fits = self.version == bound.min_version if bound.pinned else self.version >= bound.min_version
+        return fits and not held_back
 
     def _enter(self, wanted: _Wanted) -> None:
         """Give a request to the engine, or its refusal to whoever still waits for it."""
-        bound = wanted.bound
         try:
-            if bound.pinned and self.version > bound.min_version:
-                raise EpisodeFailed(
-                    f"version {bound.min_version} of policy {self.policy} is asked for, {self.version} is loaded"
-                )
             self.engine.add(wanted.request())
-        except (PromptTooLong, EpisodeFailed, ValueError) as error:
+        except (PromptTooLong, ValueError) as error:
             if not wanted.future.done():
                 wanted.future.set_exception(error)
             return

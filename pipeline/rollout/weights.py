@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.connectors.stores.chain import NothingCommitted
-from headrace.connectors.stores.store import ObjectStore, StoreError, StoreRefused
+from headrace.connectors.stores.store import NoSuchKey, ObjectStore, StoreError, StoreRefused
 from headrace.pipeline.delta_to_worker import Snapshot, WeightReader
 from headrace.schemas.delta_layout import DeltaError
 from headrace.schemas.errors import UndecodableRecord
@@ -32,7 +32,8 @@ class WeightFeed:
     """Snapshots of the policies of a run, newest only.
 
     names: policies in the order of their index. poll_seconds: longest time between two looks at the store. host_copy:
-    keep weights in memory as the base of the next version (see ``WeightReader``).
+    keep weights in memory as the base of the next version (see ``WeightReader``). follow: bring what is newest;
+    without, only what is asked for.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class WeightFeed:
         *,
         poll_seconds: float,
         host_copy: bool = True,
+        follow: bool = True,
     ) -> None:
         self._store = store
         self._connection = connection
@@ -53,8 +55,11 @@ class WeightFeed:
         self._readers = [WeightReader(store, connection.run, name, host_copy=host_copy) for name in names]
         self._fresh: SimpleQueue[tuple[int, Snapshot]] = SimpleQueue()
         self._told: dict[int, str] = {}
+        self._asked: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
+        self._refused: SimpleQueue[tuple[int, int, str]] = SimpleQueue()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
+        work = self._follow if follow else self._serve
+        self._thread = threading.Thread(target=work, name="weights", daemon=True)
         self.fetch_seconds = 0.0
         """Time spent in fetching so far."""
 
@@ -84,6 +89,18 @@ class WeightFeed:
     def start(self) -> None:
         """Follow from here on."""
         self._thread.start()
+
+    def ask(self, policy: int, version: int | None) -> None:
+        """Bring a version, None: the newest; for feeds that do not follow."""
+        self._asked.put((policy, version))
+
+    def refused(self) -> list[tuple[int, int, str]]:
+        """Policy, version and reason of what was asked for and cannot be had; each once."""
+        found = []
+        with suppress(Empty):
+            while True:
+                found.append(self._refused.get_nowait())
+        return found
 
     def take(self) -> list[tuple[int, Snapshot]]:
         """Policies with a newer version than taken before, with its snapshot; does not wait."""
@@ -123,6 +140,32 @@ class WeightFeed:
             for policy in range(len(self._names)):
                 self._look(policy, heads.get(policy))
         consumer.close()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            try:
+                policy, version = self._asked.get(timeout=0.2)
+            except Empty:
+                continue
+            self._bring(policy, version)
+
+    def _bring(self, policy: int, version: int | None) -> None:
+        """One version that was asked for, waiting for a store that is away."""
+        reader, began = self._readers[policy], time.monotonic()
+        while not self._stop.is_set():
+            try:
+                reader.fetch(version)
+                self._fresh.put((policy, reader.snapshot()))
+                self.fetch_seconds += time.monotonic() - began
+                self._told.pop(policy, "")
+                return
+            except (NoSuchKey, DeltaError) as error:
+                if version is not None:
+                    self._refused.put((policy, version, f"version {version} of {self._names[policy]}: {error}"))
+                return
+            except StoreError as error:
+                self._tell(policy, f"waiting for the object store: {error}")
+                self._stop.wait(self._poll_seconds)
 
     def _look(self, policy: int, head: Head | None) -> None:
         reader = self._readers[policy]

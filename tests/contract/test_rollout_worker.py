@@ -14,6 +14,7 @@ from rollout_rig import Rig
 
 from headrace.connectors.blobs import get_sequences
 from headrace.schemas.ids import group_partition, inbox_of
+from headrace.schemas.parts import PolicyBound
 from headrace.schemas.records import Cancel, EvalResult, Resume, RunEnd, RunManifest, Stop, Suspend
 
 pytestmark = pytest.mark.timeout(240)
@@ -257,6 +258,36 @@ def test_evaluation_and_score_tasks_are_answered(make_rig: Make) -> None:
     score = rig.until(lambda: rig.decoded("trajectories"))[0]
     assert "no group-scope reward" in score.error
     rig.demand(lambda d: not d.held)
+
+
+def test_a_worker_that_only_evaluates_samples_each_task_with_exactly_its_version(make_rig: Make) -> None:
+    rig = make_rig(engine="transformers")
+    rig.write("run", rig.manifest, 0, key=b"manifest")
+    for version in (0, 1, 2, 3):
+        rig.publish(version)
+    rig.start(role="eval")
+    demand = rig.demand()
+    assert (demand.role, demand.policies[0].version) == ("eval", 3)
+    asked = {1: 2, 2: 0, 3: 7, 4: 2}  # version 7 does not exist
+    for group, version in asked.items():
+        for replica in range(2):
+            bound = PolicyBound(policy=0, min_version=version, pinned=True)
+            rig.to_worker(rig.task(demand, group, replica, kind="eval", policies=[bound]))
+    results: list[EvalResult] = rig.until(lambda: (d := rig.decoded("evals")) and len(d) == 8 and d)
+    told = {(r.prompt_id, r.replica): r for r in results}
+    for group, version in asked.items():
+        for replica in range(2):
+            one = told[f"{group:016x}", replica]
+            assert one.version == version
+            if version == 7:
+                assert "version 7 of main" in one.error
+            else:
+                assert (one.oldest_version, one.newest_version, one.error) == (version, version, "")
+    rig.publish(4)
+    bound = PolicyBound(policy=0, min_version=4, pinned=True)
+    rig.to_worker(rig.task(demand, 5, kind="eval", policies=[bound]))
+    rig.demand(lambda d: d.policies[0].version == 4 and not d.held)
+    assert rig.decoded("evals")[-1].newest_version == 4
 
 
 def test_garbage_in_the_inbox_is_a_dead_letter(make_rig: Make) -> None:

@@ -25,7 +25,7 @@ from headrace.schemas.records import Demand, Prompt, Record, RunManifest, Task, 
 from headrace.schemas.topics import partition_counts
 from headrace.trainers.step_to_delta import DeltaPublisher
 
-REWARDS = '''
+REWARDS = """
 import time
 
 def raises(prompt, completion):
@@ -46,7 +46,7 @@ def dies(prompt, completion):
 
 def fine(prompt, completion):
     return {"length": float(len(completion.tokens)), "bonus": 0.5}
-'''
+"""
 
 
 class Rig:
@@ -88,13 +88,13 @@ class Rig:
         self.publisher: DeltaPublisher | None = None
         self.head: Any = None
 
-    def begin(self, name: str = "rollout-0") -> None:
+    def begin(self, name: str = "rollout-0", role: str = "any") -> None:
         """Create the run, publish version 0 and start a worker."""
         self.write("run", self.manifest, 0, key=b"manifest")
         self.publish(0)
-        self.start(name)
+        self.start(name, role)
 
-    def start(self, name: str = "rollout-0") -> None:
+    def start(self, name: str = "rollout-0", role: str = "any") -> None:
         path = self.folder / "config.json"
         dump_config(self.config, path)
         self.log = self.folder / "worker.log"
@@ -102,7 +102,7 @@ class Rig:
         with self.log.open("ab") as log:
             module = "headrace.pipeline.task_to_trajectory"
             self.worker = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(path), "--instance", name],
+                [sys.executable, "-m", module, "--config", str(path), "--instance", name, "--role", role],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
@@ -195,5 +195,3 @@ class Rig:
         if self.worker.poll() is None:
             self.worker.terminate()
         return self.worker.wait(20)
-
-

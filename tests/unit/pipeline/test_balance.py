@@ -58,10 +58,10 @@ def step(policy: int, batch: int, at: float, waited: float) -> Step:
     )  # fmt: skip
 
 
-def demand(worker: str, at: float, held: int, capacity: int = 11) -> Demand:
+def demand(worker: str, at: float, held: int, capacity: int = 11, role: str = "any") -> Demand:
     tasks = [HeldTask(kind="train", group=g, replica=0, attempt=0) for g in range(held)]
     return Demand(
-        worker=worker, incarnation=1, role="any", capacity=capacity, next_sequence=0, inbox=0,
+        worker=worker, incarnation=1, role=role, capacity=capacity, next_sequence=0, inbox=0,
         sent_ms=round(1000 * at), held=tasks,
     )  # fmt: skip
 
@@ -121,7 +121,9 @@ def test_a_pool_that_admission_holds_back_shrinks_by_its_idle_slots() -> None:
     for n in range(1, 11):
         records += [(10 * n - 5, Kept(policy=0, group=g)) for g in range(8)]
         records += [(10 * n - 4, Batched(policy=0, batch=n, groups=list(range(8))))]
+    records += [(t, demand("judge", t, 10, role="eval")) for t in range(0, 101, 5)]
     report = report_of(records)
+    assert [row.worker for row in report.workers] == [f"w{n}" for n in range(4)], "who only evaluates does not count"
     assert report.busy_share == pytest.approx(0.5)
     assert (report.entered, report.consumed) == (pytest.approx(160), 80)
     assert (report.branch, report.target) == ("shrink", 3)

@@ -371,6 +371,20 @@ def test_evaluation_goes_after_the_groups_admitted_so_far_or_before_them() -> No
         assert [t.kind for t in of_type(driver, "tasks", Task) if t.worker == "w1"] == expected
 
 
+def test_an_evaluation_takes_nothing_from_workers_that_only_train_and_cancels_nothing() -> None:
+    driver = evaluated("before", group_size=4)
+    demand(driver, "w0", role="train", capacity=8)
+    demand(driver, "e0", role="eval", capacity=3)
+    driver.append("steps", make_step(1))
+    driver.append("steps", make_step(2))
+    demand(driver, "w0", role="train", capacity=12, versions={0: 2})
+    given = [(t.worker, t.kind) for t in of_type(driver, "tasks", Task)]
+    assert given.count(("w0", "train")) == 12 and given.count(("e0", "eval")) == 3 and len(given) == 15
+    assert all(bound.pinned for task in tasks(driver, "eval") for bound in task.policies)
+    assert {v for _, _, v in evals(driver)} == {0}, "the version issued first goes first"
+    assert not of_type(driver, "tasks", Cancel) and not of_type(driver, "ledger", Closed)
+
+
 def test_every_second_version_and_the_last_are_evaluated_and_the_run_waits_for_them() -> None:
     driver = evaluated()
     demand(driver, capacity=99)

@@ -54,6 +54,15 @@ def test_every_stream_policy_and_worker_has_its_process() -> None:
     assert [option(named(made)[f"source-{s}"], "--stream") for s in "st"] == ["s", "t"]
 
 
+def test_workers_that_only_evaluate_leave_the_others_to_training() -> None:
+    made = named(parts_of(config(rollout={"workers": 2}, eval={"dataset": "d", "workers": 2}), FILE, "h:1"))
+    roles = {name: option(part, "--role") for name, part in made.items() if part.role == "rollout"}
+    assert roles == {"rollout-0": "train", "rollout-1": "train", "eval-0": "eval", "eval-1": "eval"}
+    for without in (config(), config(eval={"workers": 2})):
+        alone = named(parts_of(without, FILE, "h:1"))
+        assert "eval-0" not in alone and option(alone["rollout-0"], "--role") == "any"
+
+
 def test_the_store_is_looked_after_when_the_configuration_says_so() -> None:
     made = parts_of(config(store={"compact_seconds": 10, "prune_seconds": 60}), FILE, "h:1")[-2:]
     assert [(part.name, part.role, option(part, "--task")) for part in made] == [

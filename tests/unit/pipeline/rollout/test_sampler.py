@@ -12,7 +12,6 @@ from headrace.connectors.engines.engine import PromptTooLong
 from headrace.connectors.engines.scripted import ScriptedEngine
 from headrace.connectors.model_folder import ModelFolder
 from headrace.pipeline.rollout.sampler import Sampler
-from headrace.pipeline.workflows.workflow import EpisodeFailed
 from headrace.schemas.parts import PolicyBound, Sampling
 from headrace.schemas.records import Prompt
 
@@ -69,10 +68,8 @@ def test_cancelling_frees_the_row_or_the_place_in_the_queue(sampler: Sampler) ->
     asyncio.run(play())
 
 
-def test_a_pinned_version_that_has_passed_and_a_long_prompt_are_refused(sampler: Sampler) -> None:
+def test_a_long_prompt_is_refused(sampler: Sampler) -> None:
     async def play() -> None:
-        with pytest.raises(EpisodeFailed, match="version 2 of policy 0 is asked for, 3 is loaded"):
-            await sampler.generate(PROMPT, Sampling(), PolicyBound(policy=0, min_version=2, pinned=True))
         with pytest.raises(PromptTooLong):
             await sampler.generate(np.zeros(9, np.int32), Sampling(), PolicyBound(policy=0, min_version=0))
 
@@ -115,33 +112,6 @@ def test_a_request_cancelled_as_its_version_comes_is_taken_out_of_the_engine(sam
         sampler.load({}, 4)
         await asyncio.gather(left, return_exceptions=True)
         assert sampler.engine.active == 0
-
-    asyncio.run(play())
-
-
-@pytest.mark.parametrize(("loaded", "fits"), [(5, True), (6, False), (9, False)])
-def test_a_pinned_version_that_is_jumped_over_fails_and_an_unpinned_one_does_not(
-    sampler: Sampler, loaded: int, fits: bool
-) -> None:
-    async def play() -> None:
-        pinned, free = (
-            asyncio.create_task(
-                sampler.generate(
-                    PROMPT, Sampling(max_new_tokens=2, seed=1), PolicyBound(policy=0, min_version=5, pinned=p)
-                )
-            )
-            for p in (True, False)
-        )
-        await asyncio.sleep(0)
-        sampler.load({}, loaded)
-        while sampler.busy:
-            sampler.step()
-        assert set((await free).versions.tolist()) == {loaded}
-        if fits:
-            assert set((await pinned).versions.tolist()) == {5}
-        else:
-            with pytest.raises(EpisodeFailed, match=f"version 5 of policy 0 is asked for, {loaded} is loaded"):
-                await pinned
 
     asyncio.run(play())
 
