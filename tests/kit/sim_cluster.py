@@ -77,7 +77,8 @@ class Entry:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    producer: int
+    producer: tuple[int, int]
+    """Id and epoch of its producer: -1, -1 without one."""
     aborted: bool = False
 
 
@@ -137,7 +138,8 @@ class PartitionView:
                 continue
             for record in batches.records(bytes(batch[batches.HEADER_SIZE :]), header):
                 key, value, headers = _parts(record.body)
-                entry = Entry(record.offset, record.timestamp, key, value, headers, header.producer_id)
+                producer = (header.producer_id, header.producer_epoch)
+                entry = Entry(record.offset, record.timestamp, key, value, headers, producer)
                 self.entries.append(entry)
                 self.offsets.append(record.offset)
                 if header.is_transactional:

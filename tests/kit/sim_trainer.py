@@ -204,7 +204,7 @@ class RealTrainer:
         self.world.driver.time.at(self.rng.uniform(0.5, 5), lambda: self._again(again))
 
     def _again(self, rewind: Rewind | None) -> None:
-        if not self.held and not self.stopped and not any(p.alive for p in self.processes):
+        if not self.held and not self.stopped and self.live is None:
             self.start(rewind)
 
     # faults

@@ -95,7 +95,7 @@ class ClusterDriver:
         self.dead_letters: list[tuple[Place, str]] = []
         self.replayed: dict[Place, dict[bytes, bytes]] = {}
         """What the committed records of each changelog partition add up to."""
-        self.last_writer: dict[Place, int] = {}
+        self.last_writer: dict[Place, tuple[int, int]] = {}
         self.bad: list[str] = []
         self._next: dict[Place, int] = defaultdict(int)
         for view in self.cluster.views.values():
@@ -142,8 +142,11 @@ class ClusterDriver:
                 for listener in self.listeners:
                     listener(place)
 
-    def compare(self, task: task.Task, producer: int) -> None:
-        """A task has committed: its stores are what a replay of their changelogs gives."""
+    def compare(self, task: task.Task, producer: tuple[int, int]) -> None:
+        """A task of a producer (id, epoch) has committed: its stores are what a replay of their changelogs gives.
+
+        It may hear of its commit late, when a successor has written since; then there is nothing to compare.
+        """
         for name, topic in task.changelogs().items():
             place = (topic, task.number)
             log = self.cluster.views[place].log
@@ -318,7 +321,8 @@ class ClusterWorld(World):
         def compared(committed: task.Task) -> None:
             commit(committed)
             transaction = committed._sink.__self__._transaction  # type: ignore[attr-defined]
-            self.driver.compare(committed, transaction._producer.producer_id)
+            producer = transaction._producer
+            self.driver.compare(committed, (producer.producer_id, producer.epoch))
 
         with ExitStack() as stack:
             stack.enter_context(cheap_checksums())
