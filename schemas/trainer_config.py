@@ -47,7 +47,7 @@ class CriticConfig(Section):
 
     model: str = ""
     """Folder of a Hugging Face model to start from; empty: the policy's own."""
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(1e-5, gt=0, allow_inf_nan=False)
     """Learning rate after warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
@@ -91,16 +91,16 @@ class TrainerConfig(Section):
     """Optimizer steps of a batch; it is split by whole groups."""
     epochs: int = Field(1, ge=1)
     """Passes over a batch."""
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(1e-6, gt=0, allow_inf_nan=False)
     """Learning rate after warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     """AdamW's weight decay."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are clipped to this norm; 0: not at all."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens of one forward pass at most."""
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -126,7 +126,7 @@ class TrainerConfig(Section):
     """Code deltas by old exponent: about a third fewer bytes at less than half the speed, for slow links."""
     last_batch: Literal["train", "drop"] = "train"
     """What happens with a last short batch."""
-    threads: int = 1
+    threads: int = Field(1, ge=1)
     """Threads of a trainer process."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backend's own (for DeepSpeed: merged into its configuration)."""
@@ -144,6 +144,17 @@ class TrainerConfig(Section):
     """Classes of mixture-of-experts blocks that ZeRO 3 gathers whole, such as ``Qwen3MoeSparseMoeBlock``."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Train low-rank adapters instead of the weights; versions then hold the adapters only."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {self.betas}; decay rates are from 0 to below 1")
+        if self.ranks % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel {self.sequence_parallel} does not divide the {self.ranks} ranks: every sequence is "
+                "shared by so many; set ranks to a multiple of it"
+            )
+        return self
 
 
 class MetricsConfig(Section):

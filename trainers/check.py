@@ -1,7 +1,7 @@
 """``python -m headrace.trainers.check``: refuse what only a trainer would refuse, before a run leaves anything behind.
 
-In: a run's configuration; out: exit code 0, or 78 with the reason: losses, advantages and their options, data that no
-loss corrects, DeepSpeed's options, sinks and their packages. No model is loaded and nothing is written.
+In: a run's configuration; out: exit code 0, or 78 with the reason: losses, advantages, backends and their options, data
+that no loss corrects, critics that cannot be, sinks and their packages. No model is loaded and nothing is written.
 """
 
 import argparse
@@ -28,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_settings(config: RunConfig) -> None:
     """Check the trainers of all policies. Raises ConfigurationError that names the key."""
     from headrace.trainers.backends.deepspeed_engine import engine_settings
+    from headrace.trainers.critic import check_critic
     from headrace.trainers.losses.aggregation import mode_named
     from headrace.trainers.losses.loss import configured
+    from headrace.trainers.scoring import needs_of
     from headrace.trainers.sinks.fan_out import found_sinks
     from headrace.trainers.update import check_data
 
@@ -37,13 +39,16 @@ def check_settings(config: RunConfig) -> None:
     for policy in config.policies:
         trainer = config.trainer_of(policy)
         loss = configured(load("headrace.losses", trainer.loss), trainer.loss_options, "trainer.loss_options")
-        advantage = load("headrace.advantages", trainer.advantage)
-        configured(advantage, trainer.advantage_options, "trainer.advantage_options")
+        kind = load("headrace.advantages", trainer.advantage)
+        advantage = configured(kind, trainer.advantage_options, "trainer.advantage_options")
         mode_named(trainer.aggregation)
         if not config.policies[policy].frozen:
             check_data(config, policy, loss)
+        load("headrace.backends", trainer.backend)
         if trainer.backend == "deepspeed":
             engine_settings(trainer)
+        if needs_of(advantage).values:
+            check_critic(trainer)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from headrace.trainers.losses.aggregation import Denominators, aggregate
 from headrace.trainers.losses.value import value_loss
 from headrace.trainers.ranks import Ranks
 
-__all__ = ("Critic", "State", "state_of")
+__all__ = ("Critic", "State", "check_critic", "state_of")
 
 _FOLDER = "critic"
 
@@ -28,8 +28,7 @@ class Critic:
     """Values and updates of a critic. Every method is collective. Raises ConfigurationError when there can be none."""
 
     def __init__(self, config: TrainerConfig, folder: str, ranks: Ranks) -> None:
-        if ranks.sharing > 1:
-            raise ConfigurationError("a critic cannot share sequences among ranks; set trainer.sequence_parallel to 1")
+        check_critic(config)
         self._config, own = config.critic, config.critic.lr
         self.backend = open_critic(config.model_copy(update={"lr": own}), config.critic.model or folder, ranks)
 
@@ -106,6 +105,14 @@ def state_of(policy: Backend, critic: Critic | None) -> Backend:
     if isinstance(policy, Snapshots) and isinstance(critic.backend, Snapshots):
         return cast(Backend, _Copied(policy, critic.backend))
     return cast(Backend, State(policy, critic.backend))
+
+
+def check_critic(config: TrainerConfig) -> None:
+    """Refuse settings with which there can be no critic. Raises ConfigurationError."""
+    if config.sequence_parallel > 1:
+        raise ConfigurationError("a critic cannot share sequences among ranks; set trainer.sequence_parallel to 1")
+    if config.backend not in ("torch", "deepspeed"):
+        raise ConfigurationError(f"trainer.backend {config.backend!r} has no critic; torch and deepspeed have")
 
 
 def _below(folder: Path) -> Path:

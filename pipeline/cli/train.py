@@ -13,6 +13,8 @@ from headrace.pipeline.cli.arguments import Bootstrap, command_group
 from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.parts import Part
     from headrace.schemas.config import RunConfig
@@ -55,6 +57,8 @@ def train(
     line for every batch, with a digest of the weights and whether they are the recorded ones), checkpoints and the
     model. It begins with the run's newest checkpoint before A, or with its initial weights.
     """
+    from headrace.pipeline.launch.prepare import check_trainers
+
     if bool(recorded) == bool(resume):
         raise ConfigurationError("name a recorded run by --from-batches RUN, or a training to go on with by --resume")
     if back_to >= 0 and not resume:
@@ -64,13 +68,17 @@ def train(
             raise ConfigurationError("--resume goes on with the settings in the folder: give no others")
         folder, config, training = _existing(resume)
     else:
-        folder, config, training = _new(recorded, words or [], span, policy)
+        folder, config, training = _new(recorded, words or [], span, policy, check_trainers)
     _train(folder, config, training, bootstrap, back_to)
     sys.stdout.write(f"run: {folder.path}\n")
 
 
-def _new(recorded: str, overrides: list[str], span: str, policy: str) -> "tuple[RunFolder, RunConfig, Training]":
-    """A folder beside the recorded run's, or where ``run.folder`` and ``run.id`` say."""
+def _new(
+    recorded: str, overrides: list[str], span: str, policy: str, check: "Callable[[RunConfig], None]"
+) -> "tuple[RunFolder, RunConfig, Training]":
+    """A folder beside the recorded run's, or where ``run.folder`` and ``run.id`` say. check: called before it is made;
+    raises ConfigurationError for settings that a trainer would refuse.
+    """
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.schemas.config import dump_config, load_config
 
@@ -94,6 +102,7 @@ def _new(recorded: str, overrides: list[str], span: str, policy: str) -> "tuple[
         raise ConfigurationError(f"{folder.path} exists: choose another run.id, or go on with it by --resume")
     if config.run.id == base.run.id:  # in an object store, checkpoints lie under the id
         raise ConfigurationError(f"run.id={base.run.id} is the recorded run's: its checkpoints must stay, take another")
+    check(config)
     training = Training(recorded=str(source.path.absolute()), policy=policy or names[0], first=first, last=last)
     for name in ("logs", "checkpoints", "model"):
         (folder.path / name).mkdir(parents=True, exist_ok=True)

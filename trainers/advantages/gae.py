@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from headrace.trainers.advantages.advantage import AdvantageOptions, Floats, Needs
 from headrace.trainers.advantages.returns import Returns, ReturnsOptions
 from headrace.trainers.advantages.tokens import generalized
@@ -12,7 +14,7 @@ __all__ = ("GAE", "GAEOptions")
 class GAEOptions(ReturnsOptions):
     """lam: how far differences of values are trusted beyond the next token; 1 takes the return less the value."""
 
-    lam: float = 0.95
+    lam: float = Field(0.95, ge=0, le=1)
 
 
 class GAE(Returns):

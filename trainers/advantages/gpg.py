@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from pydantic import Field
+
 from headrace.trainers.advantages.advantage import AddUp, AdvantageOptions, Scored
 from headrace.trainers.advantages.per_member import PerMember
 
@@ -12,7 +14,7 @@ __all__ = ("GPG", "GPGOptions")
 class GPGOptions(AdvantageOptions):
     """f_norm: what the distance is divided by."""
 
-    f_norm: float = 1.0
+    f_norm: float = Field(1.0, gt=0)
 
 
 class GPG(PerMember):

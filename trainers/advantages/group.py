@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from headrace.trainers.advantages.advantage import AdvantageOptions, GroupRewards, singletons
 
 __all__ = ("GroupNormalized", "GroupNormalizedOptions")
@@ -10,7 +12,7 @@ __all__ = ("GroupNormalized", "GroupNormalizedOptions")
 class GroupNormalizedOptions(AdvantageOptions):
     """epsilon: added to the deviation."""
 
-    epsilon: float = 1e-6
+    epsilon: float = Field(1e-6, ge=0)
 
 
 class GroupNormalized:

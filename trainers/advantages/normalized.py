@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from headrace.trainers.advantages.advantage import AddUp, AdvantageOptions, Scored
 from headrace.trainers.advantages.per_member import PerMember
 
@@ -28,7 +30,7 @@ class NormalizedOptions(AdvantageOptions):
     leave_one_out: bool = False
     unbiased: bool = True
     spread: Literal["rewards", "residuals"] = "rewards"
-    epsilon: float = 1e-6
+    epsilon: float = Field(1e-6, ge=0)
 
 
 class MixedOptions(NormalizedOptions):

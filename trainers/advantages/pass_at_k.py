@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from headrace.trainers.advantages.advantage import AdvantageOptions, GroupRewards
 
 __all__ = ("PassAtK", "PassAtKOptions")
@@ -11,7 +13,7 @@ class PassAtKOptions(AdvantageOptions):
     """normalize: divide by the group's deviation (plus epsilon)."""
 
     normalize: bool = True
-    epsilon: float = 1e-6
+    epsilon: float = Field(1e-6, gt=0)
 
 
 class PassAtK:

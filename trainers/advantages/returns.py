@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from headrace.trainers.advantages.advantage import AddUp, AdvantageOptions, Floats, Needs, Scored, TokenAdvantages
 from headrace.trainers.advantages.tokens import discounted, whitened
@@ -27,13 +28,13 @@ class ReturnsOptions(AdvantageOptions):
     """
 
     reward: Literal["shaped", "centered", "normalized"] = "shaped"
-    reward_epsilon: float = 1e-6
+    reward_epsilon: float = Field(1e-6, ge=0)
     turn_rewards: bool = False
-    gamma: float = 1.0
-    kl_weight: float = 0.0
+    gamma: float = Field(1.0, ge=0, le=1)
+    kl_weight: float = Field(0.0, ge=0)
     kl: KLEstimator = "k1"
     whiten: bool = True
-    epsilon: float = 1e-8
+    epsilon: float = Field(1e-8, ge=0)
 
 
 class Returns:

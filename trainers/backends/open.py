@@ -46,10 +46,7 @@ def open_deepspeed(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
 
 
 def open_critic(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
-    """A model with a value head in the backend of that name, which gives values as its log-probs.
-
-    Raises ConfigurationError for a backend that cannot.
-    """
+    """A model with a value head in plain torch or DeepSpeed, which gives values as its log-probs."""
     from headrace.trainers.backends.policy_model import PolicyModel
     from headrace.trainers.backends.value_model import load_value_model
 
@@ -58,8 +55,6 @@ def open_critic(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:
         from headrace.trainers.backends.torch_plain import PlainTorch
 
         return PlainTorch(cast(PolicyModel, load_value_model(folder)), plain, ranks)
-    if config.backend == "deepspeed":
-        from headrace.trainers.backends.deepspeed import DeepSpeed
+    from headrace.trainers.backends.deepspeed import DeepSpeed
 
-        return DeepSpeed(cast(PolicyModel, load_value_model(folder)), plain, ranks)
-    raise ConfigurationError(f"trainer.backend {config.backend!r} has no critic; torch and deepspeed have")
+    return DeepSpeed(cast(PolicyModel, load_value_model(folder)), plain, ranks)

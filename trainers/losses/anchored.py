@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.correction import (
@@ -38,7 +39,7 @@ class AnchoredOptions(PenaltyOptions):
     anchor: Literal["prox", "behave"] = "prox"
     correction: Correction = Correction()
     reject: tuple[Correction, ...] = ()
-    sequence_mask: float = 0.0
+    sequence_mask: float = Field(0.0, ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
@@ -16,8 +17,8 @@ class CISPOOptions(AnchoredOptions):
     """
 
     anchor: Literal["prox", "behave"] = "behave"
-    clip_low: float = 1.0
-    clip_high: float = 4.0
+    clip_low: float = Field(1.0, ge=0)
+    clip_high: float = Field(4.0, ge=0)
     unified_mask: bool = False
 
 

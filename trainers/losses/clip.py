@@ -1,21 +1,33 @@
 """The clipped surrogate of PPO with its dual clip, shared by every loss that clips a ratio (docs/losses.md)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from headrace.trainers.losses.loss import LossOptions, select
 
-__all__ = ("ClipOptions", "Clipped", "clipped_surrogate")
+__all__ = ("ClipOptions", "Clipped", "DualClip", "clipped_surrogate")
+
+
+def _off_or_above_one(factor: float) -> float:
+    if factor == 0 or factor > 1:
+        return factor
+    raise ValueError("a dual clip is a factor above 1, or 0 for none: below 1 no token with A < 0 has a gradient")
+
+
+DualClip = Annotated[float, AfterValidator(_off_or_above_one)]
+"""The dual clip's factor, 0 to switch it off."""
 
 
 class ClipOptions(LossOptions):
     """Clip range ``[1 - clip_low, 1 + clip_high]`` and the dual clip's factor, 0 to switch it off."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.2, ge=0)
+    dual_clip: DualClip = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ The weight carries no gradient; rejection never changes a denominator (docs/loss
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from headrace.trainers.losses.loss import Survey, log_ratio, select
@@ -40,6 +40,12 @@ class Correction(BaseModel):
     lower: float = 0.0
     product: bool = False
     normalize: bool = False
+
+    @model_validator(mode="after")
+    def _some_range(self) -> Self:
+        if not self.lower <= self.upper:
+            raise ValueError(f"lower is {self.lower:g}, upper {self.upper:g}: no weight lies between them")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

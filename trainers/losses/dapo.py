@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
+from headrace.trainers.losses.clip import DualClip
 from headrace.trainers.losses.loss import LossOptions
 from headrace.trainers.losses.ppo import PPO, PPOOptions
 
@@ -11,9 +14,9 @@ __all__ = ("DAPO", "DAPOOptions")
 class DAPOOptions(PPOOptions):
     """PPO's options with DAPO's values; combine with ``trainer.aggregation = "token-mean"``."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 10.0
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.28, ge=0)
+    dual_clip: DualClip = 10.0
 
 
 class DAPO(PPO):

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
@@ -16,10 +17,10 @@ class DPPOOptions(AnchoredOptions):
     """
 
     anchor: Literal["prox", "behave"] = "behave"
-    low: float = 0.2
-    high: float = 0.2
+    low: float = Field(0.2, ge=0)
+    high: float = Field(0.2, ge=0)
     both_sides: bool = False
-    square_weight: float = 1e-3
+    square_weight: float = Field(1e-3, ge=0)
 
 
 class DPPO(Anchored):

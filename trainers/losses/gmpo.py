@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
@@ -16,8 +17,8 @@ class GMPOOptions(AnchoredOptions):
     with ``trainer.aggregation = "seq-mean-token-mean"``.
     """
 
-    clip_low: float = 0.4
-    clip_high: float = 0.4
+    clip_low: float = Field(0.4, ge=0)
+    clip_high: float = Field(0.4, ge=0)
 
 
 class GMPO(Anchored):

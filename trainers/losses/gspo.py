@@ -2,9 +2,11 @@
 
 from typing import ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Surrogate
+from headrace.trainers.losses.clip import DualClip
 from headrace.trainers.losses.loss import FAR, LossOptions, Streams, finite_logprobs, log_ratio, select
 from headrace.trainers.losses.ppo import PPO, PPOOptions
 
@@ -14,9 +16,9 @@ __all__ = ("GSPO", "GSPOOptions")
 class GSPOOptions(PPOOptions):
     """PPO's options with GSPO's narrow clip; combine with ``trainer.aggregation = "seq-mean-token-mean"``."""
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    dual_clip: float = 0.0
+    clip_low: float = Field(3e-4, ge=0)
+    clip_high: float = Field(4e-4, ge=0)
+    dual_clip: DualClip = 0.0
 
 
 class GSPO(PPO):

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from headrace.trainers.losses.dppo import DPPO, DPPOOptions
 from headrace.trainers.losses.loss import LossOptions
 
@@ -11,8 +13,8 @@ __all__ = ("IPO", "IPOOptions")
 class IPOOptions(DPPOOptions):
     """DPPO's options with a region of 0.1 in probability to both sides."""
 
-    low: float = 0.1
-    high: float = 0.1
+    low: float = Field(0.1, ge=0)
+    high: float = Field(0.1, ge=0)
     both_sides: bool = True
 
 

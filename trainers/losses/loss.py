@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from headrace.schemas.errors import ConfigurationError
@@ -68,8 +68,8 @@ class LossOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    log_ratio_limit: float = 20.0
-    """Log ratios are clamped to plus and minus this before ``exp``."""
+    log_ratio_limit: float = Field(20.0, gt=0, le=80)
+    """Log ratios are clamped to plus and minus this before ``exp``, which is infinite from 89 on in float32."""
 
 
 class Loss(Protocol):

@@ -6,10 +6,11 @@ collected by ``survey`` before the backward pass (docs/losses.md).
 
 from typing import ClassVar, Literal, Self
 
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
-from headrace.trainers.losses.clip import ClipOptions, clipped_surrogate
+from headrace.trainers.losses.clip import ClipOptions, DualClip, clipped_surrogate
 from headrace.trainers.losses.loss import FAR, LossOptions, Streams, Survey, log_ratio, select
 from headrace.trainers.losses.second_moment import ClipRange, clip_range, largest_kept
 
@@ -23,12 +24,12 @@ class M2POOptions(AnchoredOptions):
 
     anchor: Literal["prox", "behave"] = "behave"
     variant: Literal["astraflow", "official", "areal"] = "astraflow"
-    budget: float = 0.04
-    least_low: float = 0.0
-    least_high: float = 0.0
-    dual_clip: float = 0.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    budget: float = Field(0.04, gt=0)
+    least_low: float = Field(0.0, ge=0)
+    least_high: float = Field(0.0, ge=0)
+    dual_clip: DualClip = 0.0
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.2, ge=0)
 
 
 class M2PO(Anchored):

@@ -1,5 +1,7 @@
 """The KL penalty to a frozen reference that any loss may add, and its options."""
 
+from pydantic import Field
+
 from headrace.schemas.errors import ConfigurationError
 from headrace.trainers.losses.kl import KLEstimator, kl_per_token
 from headrace.trainers.losses.loss import LossOptions, LossTerms, Streams, log_ratio
@@ -14,10 +16,10 @@ class PenaltyOptions(LossOptions):
     clamp the estimate to plus and minus this, 0: only k3, to 10; a token beyond it has no gradient.
     """
 
-    kl_weight: float = 0.0
+    kl_weight: float = Field(0.0, ge=0)
     kl: KLEstimator = "k3"
     kl_unbiased: bool = False
-    kl_bound: float = 0.0
+    kl_bound: float = Field(0.0, ge=0)
 
 
 def penalized(terms: LossTerms, streams: Streams, options: PenaltyOptions) -> LossTerms:

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from headrace.trainers.losses.anchored import Anchored, AnchoredOptions, Surrogate
@@ -14,8 +15,8 @@ __all__ = ("SAPO", "SAPOOptions")
 class SAPOOptions(AnchoredOptions):
     """tau_positive, tau_negative: steepness of the gate where the advantage is above 0, and elsewhere."""
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: float = Field(1.0, gt=0)
+    tau_negative: float = Field(1.05, gt=0)
 
 
 class SAPO(Anchored):

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from headrace.schemas.errors import ConfigurationError
@@ -15,8 +16,8 @@ class TOPROptions(AnchoredOptions):
     """positive_weight, negative_weight: of examples with a raw reward above 0, and of the others."""
 
     anchor: Literal["prox", "behave"] = "behave"
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
+    positive_weight: float = Field(1.0, ge=0)
+    negative_weight: float = Field(1.0, ge=0)
 
 
 class TOPR(Anchored):

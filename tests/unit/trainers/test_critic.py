@@ -103,6 +103,7 @@ def test_what_has_no_critic_is_named(model: Path, tmp_path: Path) -> None:
         learner(model, critic={"model": str(tmp_path)})
     config = make_config(model, model.parent, "r", **GAE)
     backend = open_backend(config.trainer_of("main"), str(model), Ranks())
+    config = make_config(model, model.parent, "r", ranks=2, sequence_parallel=2, **GAE)
     with pytest.raises(ConfigurationError, match="sequence_parallel"):
         Learner(config, "main", backend, Ranks(0, 2, sharing=2))
 

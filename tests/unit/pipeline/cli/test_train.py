@@ -28,6 +28,10 @@ def recorded(root: Path, *policies: str) -> Path:
     return config.run_folder()
 
 
+def fine(config: RunConfig) -> None:
+    """A check that refuses nothing."""
+
+
 @pytest.mark.parametrize(
     ("text", "span"), [("", (1, 0)), ("1:40", (1, 40)), (":40", (1, 40)), ("3:", (3, 0)), ("7", (7, 7)), (":", (1, 0))]
 )
@@ -44,7 +48,7 @@ def test_ranges_that_are_none(text: str) -> None:
 def test_a_training_gets_a_folder_beside_the_run(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     before = run.joinpath("config.json").read_bytes()
-    folder, config, training = _new(str(run), ["trainer.loss=cispo", "trainer.lr=1e-5"], "2:9", "")
+    folder, config, training = _new(str(run), ["trainer.loss=cispo", "trainer.lr=1e-5"], "2:9", "", fine)
     assert folder.path.parent == tmp_path and folder.path.name.startswith("sort-1-again-")
     assert (config.trainer.loss, config.trainer.lr, config.run.id) == ("cispo", 1e-5, folder.path.name)
     assert training == Training(recorded=str(run), policy="main", first=2, last=9)
@@ -54,34 +58,44 @@ def test_a_training_gets_a_folder_beside_the_run(tmp_path: Path) -> None:
     assert run.joinpath("config.json").read_bytes() == before
 
 
+def test_settings_that_a_trainer_would_refuse_leave_no_folder(tmp_path: Path) -> None:
+    def refuse(config: RunConfig) -> None:
+        raise ConfigurationError(f"no loss {config.trainer.loss}")
+
+    run = recorded(tmp_path)
+    with pytest.raises(ConfigurationError, match="no loss cispoo"):
+        _new(str(run), ["trainer.loss=cispoo"], "", "", refuse)
+    assert list(tmp_path.iterdir()) == [run]
+
+
 def test_an_id_and_a_folder_of_ones_own(tmp_path: Path) -> None:
     run = recorded(tmp_path / "runs")
-    folder, _, _ = _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main")
+    folder, _, _ = _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main", fine)
     assert folder.path == tmp_path / "else where" / "mine"
     with pytest.raises(ConfigurationError, match="exists"):
-        _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main")
+        _new(str(run), ["run.id=mine", f"run.folder={tmp_path / 'else where'}"], "", "main", fine)
     with pytest.raises(ConfigurationError, match="exists"):
-        _new(str(run), ["run.id=sort-1"], "", "main")
+        _new(str(run), ["run.id=sort-1"], "", "main", fine)
     with pytest.raises(ConfigurationError, match="its checkpoints must stay"):
-        _new(str(run), ["run.id=sort-1", f"run.folder={tmp_path / 'else where'}"], "", "main")
+        _new(str(run), ["run.id=sort-1", f"run.folder={tmp_path / 'else where'}"], "", "main", fine)
 
 
 def test_policies_are_those_of_the_run(tmp_path: Path) -> None:
     run = recorded(tmp_path, "a", "b")
     with pytest.raises(ConfigurationError, match="policies a, b"):
-        _new(str(run), [], "", "")
+        _new(str(run), [], "", "", fine)
     with pytest.raises(ConfigurationError, match="policies a, b"):
-        _new(str(run), [], "", "c")
+        _new(str(run), [], "", "c", fine)
     with pytest.raises(ConfigurationError, match="cannot be added"):
-        _new(str(run), ["policies.c.model=m"], "", "a")
-    assert _new(str(run), [], "", "b")[2].policy == "b"
+        _new(str(run), ["policies.c.model=m"], "", "a", fine)
+    assert _new(str(run), [], "", "b", fine)[2].policy == "b"
 
 
 def test_a_training_is_no_run_and_a_run_no_training(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     with pytest.raises(ConfigurationError, match="no training from the log"):
         _existing(str(run))
-    folder, _, _ = _new(str(run), ["run.id=mine"], "", "")
+    folder, _, _ = _new(str(run), ["run.id=mine"], "", "", fine)
     with pytest.raises(ConfigurationError, match="headrace train --resume"):
         resolve([str(folder.path)], [], resume=True)
     folder.training.write_text('{"recorded": 1')
@@ -109,7 +123,7 @@ def test_wrong_words_are_refused(words: tuple[str, ...], says: str, capsys: pyte
 
 
 def test_the_part_runs_as_many_ranks_as_the_trainer(tmp_path: Path) -> None:
-    _, config, _ = _new(str(recorded(tmp_path)), ["trainer.ranks=2", "run.id=two"], "", "")
+    _, config, _ = _new(str(recorded(tmp_path)), ["trainer.ranks=2", "run.id=two"], "", "", fine)
     part = log_trainer_part(config, tmp_path / "config.json", "main", ("--first", "3"))
     assert (part.name, part.role) == ("trainer-main", "trainer")
     assert "torch.distributed.run" in part.command and part.command[-2:] == ("--first", "3")

@@ -146,7 +146,8 @@ def others(name: str, hyper: dict[str, Any], clip: dict[str, Any]) -> Loss | Non
         return M2PO(M2POOptions(variant="areal", budget=hyper["m2_threshold"], clip_high=clip["clip_high"], **plain))
     if name == "gmpo":
         bounds = {"clip_low": hyper["clip_low"], "clip_high": hyper["clip_high"]}
-        return GMPO(GMPOOptions(anchor="prox", correction=OFF, log_ratio_limit=FARTHER, **bounds))
+        narrow = GMPOOptions(anchor="prox", correction=OFF, **bounds)
+        return GMPO(narrow.model_copy(update={"log_ratio_limit": FARTHER}))
     if name == "ipo":
         return IPO(IPOOptions(log_ratio_limit=WIDE, square_weight=hyper["kl_tau"]))
     if name.startswith("kimi15"):
