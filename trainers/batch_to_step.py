@@ -352,11 +352,13 @@ class Trainer:
         self._lead_versions.announce([record], offsets)
         self._sinks.write(record.version, metrics_of(record))
         m = learned.metrics
+        skipped = m.get("optim/skipped", 0.0)
         self._say(
             f"batch {manifest.batch} -> version {committed.version}: reward {m.get('reward/mean', 0):.3f}, "
             f"loss {learned.loss:.4f}, staleness {m['staleness/mean']:.2f}, "
             f"wait {timing.wait:.2f} s, step {timing.step:.2f} s, publish {took:.3f} s"
             + ("" if held is None else f", {held:.3f} s of it waited for")
+            + (f"; {skipped:.0f} updates left out, whose gradient is not finite" if skipped else "")
         )
         return committed
 

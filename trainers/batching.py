@@ -158,8 +158,11 @@ def count_rows(rows: Listed[Row], *, by_trajectory: bool = True) -> dict[str, fl
 
 
 def pack(rows: Listed[Row], tokens: int) -> list[MicroBatch]:
-    """Micro-batches of at most ``tokens`` tokens (one row at least), rows of similar length together."""
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i].tokens), i))
+    """Micro-batches of at most ``tokens`` tokens (one row at least), rows of similar length together.
+
+    Rows without a trained token are in none: there is nothing to compute for them, and they may be empty.
+    """
+    order = sorted((i for i, row in enumerate(rows) if row.trained), key=lambda i: (len(rows[i].tokens), i))
     out: list[MicroBatch] = []
     taken: list[int] = []
     held = 0

@@ -60,7 +60,7 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> None:
 
         torch.set_num_threads(trainer.threads)
         torch.manual_seed(config.run.seed)
-        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed")
+        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed", sharing=trainer.sequence_parallel)
         backend = open_backend(trainer, config.policies[given.policy].model, ranks)
     worker = LogTrainer(
         config,

@@ -27,9 +27,14 @@ def needs_of(advantage: Advantage | BatchAdvantage) -> Needs:
     return advantage.needs if isinstance(advantage, BatchAdvantage) else Needs()
 
 
-def by_row(micros: Sequence[MicroBatch], outputs: Sequence[Tensor], rows: int) -> list[npt.NDArray[np.float32]]:
-    """What a forward pass gave for micro-batches, [rows, length] each, as one array per row without its padding."""
-    out = [np.zeros(0, np.float32)] * rows
+def by_row(
+    micros: Sequence[MicroBatch], outputs: Sequence[Tensor], rows: Sequence[Row]
+) -> list[npt.NDArray[np.float32]]:
+    """What a forward pass gave for micro-batches, [rows, length] each, as one array per row without its padding.
+
+    0 for rows that are in none of them.
+    """
+    out = [np.zeros(len(row.tokens), np.float32) for row in rows]
     for micro, output in zip(micros, outputs, strict=True):
         found = output.detach().float().cpu().numpy()
         for at, row in enumerate(micro.rows):

@@ -28,6 +28,7 @@ from headrace.trainers.ranks import Ranks
 from headrace.trainers.reference import Reference
 from headrace.trainers.scoring import by_row, needs_of, scored_rows
 from headrace.trainers.tally import Tally, batch_metrics
+from headrace.trainers.vocabulary import Vocabulary
 
 __all__ = ("Learned", "Learner", "check_data")
 
@@ -74,6 +75,7 @@ class Learner:
             check_data(config, policy, self._loss)
         needs = needs_of(self._advantage)
         model = config.policies[policy].model
+        self._vocabulary = Vocabulary.of(model)
         self._kl = needs.kl
         self._reference: Reference | None = None
         if self._loss.needs_reference or needs.kl:
@@ -130,13 +132,14 @@ class Learner:
     def _scored(self, items: Sequence[Item]) -> list[Row]:
         """Rows with advantages; values and KL estimates are those of the weights before the batch."""
         rows = bare_rows(items, by_trajectory=self._by_trajectory)
+        self._vocabulary.check(rows, items)
         values, kl = [], []
         if self._critic is not None or self._kl:
             micros = self._packed(rows)
             if self._critic is not None:
-                values = by_row(micros, [self._critic.values(micro) for micro in micros], len(rows))
+                values = by_row(micros, [self._critic.values(micro) for micro in micros], rows)
             if self._kl:
-                kl = by_row(micros, [self._reference_kl(micro) for micro in micros], len(rows))
+                kl = by_row(micros, [self._reference_kl(micro) for micro in micros], rows)
         return scored_rows(items, rows, self._advantage, self._ranks.add_up, values=values, kl=kl)
 
     def _reference_kl(self, micro: MicroBatch) -> Tensor:
@@ -237,11 +240,17 @@ class Learner:
 
 def check_data(config: RunConfig, policy: str, loss: Loss) -> None:
     """Refuse what no loss can make right. Raises ConfigurationError."""
-    depth, name = config.policies[policy].depth, config.trainer_of(policy).loss
-    if depth > 0 and not loss.corrects_staleness:
+    asynchrony, name = config.policies[policy], config.trainer_of(policy).loss
+    oldest = asynchrony.staleness_bound()
+    if oldest > 0 and not loss.corrects_staleness:
         raise ConfigurationError(
-            f"policies.{policy}.depth is {depth:g}, so data comes from older policies, but loss {name} as configured "
-            "does not correct for that; take decoupled_ppo, switch its correction on, or set depth 0"
+            f"policies.{policy} has depth {asynchrony.depth:g} and lag {asynchrony.lag}, so data may be {oldest} "
+            f"versions old, but loss {name} as configured does not correct for that; take decoupled_ppo, switch its "
+            "correction on, or set depth and lag to 0"
+        )
+    if config.rollout.temperature <= 0:
+        raise ConfigurationError(
+            "rollout.temperature is 0, which samples from no distribution that could be trained; set it above 0"
         )
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         raise ConfigurationError(

@@ -162,7 +162,7 @@ def streams_of(micro: MicroBatch) -> Streams:
 def total_loss(rows: list[Row], budget: int, loss: Loss, mode: Mode) -> float:
     counts = count_rows(rows)
     fixed = Denominators(tokens=int(counts["tokens"]), sequences=int(counts["sequences"]), constant=12)
-    micros = pack(rows, budget)
+    micros = pack(rows, budget) or [dummy()]
     if isinstance(loss, Surveying) and loss.surveys:
         found = [loss.survey(streams_of(micro)) for micro in micros]
         loss = loss.fitted({name: torch.cat([survey[name] for survey in found]) for name in found[0]})
@@ -182,10 +182,12 @@ def test_a_loss_does_not_depend_on_how_a_batch_is_packed(
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 60))
-def test_packing_keeps_the_budget_wastes_little_and_loses_no_row(lengths: list[tuple[int, int]], budget: int) -> None:
+def test_packing_keeps_the_budget_wastes_little_and_loses_no_trained_row(
+    lengths: list[tuple[int, int]], budget: int
+) -> None:
     rows = made_rows(lengths)
     micros = pack(rows, budget)
-    assert sorted(i for micro in micros for i in micro.rows) == list(range(len(rows)))
+    assert sorted(i for micro in micros for i in micro.rows) == [i for i, row in enumerate(rows) if row.trained]
     for micro in micros:
         assert len(micro.rows) == 1 or sum(len(rows[i].tokens) for i in micro.rows) <= budget
         assert micro.lengths.tolist() == [len(rows[i].tokens) for i in micro.rows]

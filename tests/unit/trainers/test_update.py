@@ -107,6 +107,29 @@ def test_a_batch_without_a_trained_token_changes_nothing(model: Path) -> None:
     assert learned.updates == 0
 
 
+def test_an_empty_sequence_and_one_that_is_not_trained_cost_nothing(model: Path) -> None:
+    """Also where each would be a micro-batch of its own."""
+    items = make_items(1, groups=2, size=4, version=0, seed=0)
+    (sequence,) = items[0].sequences
+    none = {name: getattr(sequence, name)[:0] for name in ("tokens", "logprobs", "mask", "versions")}
+    silent = replace(sequence, mask=np.zeros_like(sequence.mask))
+    more = [replace(items[0], sequences=[replace(sequence, **none), sequence, silent]), *items[1:]]
+    ends = []
+    for given in (items, more):
+        learn, backend = learner(model, micro_batch_tokens=1, updates_per_batch=2)
+        assert learn.train(given, manifest_of(1, items), 0).updates == 2
+        ends.append(bits(backend))
+    assert np.array_equal(*ends)
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_in_words(model: Path) -> None:
+    learn, _ = learner(model)
+    (item, *others) = make_items(1, groups=1, size=2, version=0, seed=0)
+    wrong = replace(item.sequences[0], tokens=item.sequences[0].tokens + 100)
+    with pytest.raises(ConfigurationError, match="is none of the 20 of the model"):
+        learn.train([replace(item, sequences=[wrong]), *others], manifest_of(1, [item, *others]), 0)
+
+
 def test_a_penalty_holds_to_the_first_weights(model: Path) -> None:
     learn, _ = learner(model, loss="grpo", loss_options={"kl_weight": 0.5})
     items = make_items(1, groups=2, size=4, version=0, seed=0)
@@ -172,7 +195,7 @@ def test_prox_may_be_approximated(model: Path, method: str) -> None:
     [
         ({"trainer": {"loss": "ppo", "loss_options": {"correction": {"action": "off"}}}}, "does not correct"),
         ({"trainer": {"loss": "tis", "loss_options": {"correction": {"action": "off"}}}}, "switch its correction on"),
-        ({"trainer": {"loss": "reinforce", "loss_options": {"anchor": "behave"}}}, "depth is 1, so data comes from"),
+        ({"trainer": {"loss": "reinforce", "loss_options": {"anchor": "behave"}}}, "so data may be 1 versions old"),
         ({"trainer": {"loss_options": {"behave": {"action": "off"}}}}, "decoupled_ppo as configured does not correct"),
         ({"trainer": {"loss_options": {"correction": {"upper": 3}}}}, "calls the correction `behave`"),
         ({"trainer": {"loss_options": {"behave": {"upper": 0}}}}, "loss_options.behave.upper"),
