@@ -25,7 +25,7 @@ from headrace.trainers.checkpoint import Checkpoint, Positions
 from headrace.trainers.checkpoint_open import open_checkpoints
 from headrace.trainers.export import export_model
 from headrace.trainers.lanes import BatchReader, lanes_of
-from headrace.trainers.lineage import Announcement, Plan, Point, decide, rollback_base
+from headrace.trainers.lineage import Announcement, Plan, Point, check_version, decide, rollback_base
 from headrace.trainers.ranks import Ranks
 from headrace.trainers.sinks.fan_out import Sinks, open_sinks
 from headrace.trainers.sinks.sink import metrics_of
@@ -196,6 +196,8 @@ class Trainer:
         self._checkpoints.sweep()
         kept = {checkpoint.point: checkpoint for checkpoint in self._checkpoints.listed()}
         if self._rewind is not None:
+            trained = sum(not policy.frozen for policy in self._config.policies.values())
+            check_version(head, self._rewind.version, alone=trained == 1)
             base = self._whole_one(kept, lambda: rollback_base(seen, list(kept), self._rewind_to.version))
             assert base is not None
             record = Rollback(

@@ -11,7 +11,17 @@ from typing import Literal
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Record, Resumed, Rollback, Step, Stop
 
-__all__ = ("Announcement", "Plan", "Point", "StepsSeen", "ancestry", "decide", "rollback_base", "seen_in")
+__all__ = (
+    "Announcement",
+    "Plan",
+    "Point",
+    "StepsSeen",
+    "ancestry",
+    "check_version",
+    "decide",
+    "rollback_base",
+    "seen_in",
+)
 
 Announcement = Literal["Step", "Resumed"]
 
@@ -138,6 +148,20 @@ def ancestry(seen: StepsSeen, checkpoints: Iterable[Point]) -> list[Point]:
         for point in checkpoints
         if point.lineage in last and ((most := last[point.lineage]) is None or point.batch <= most)
     ]
+
+
+def check_version(head: Point | None, version: int, *, alone: bool) -> None:
+    """Refuse to go back to a version that was never there: it is a slip, and would start a lineage all the same.
+
+    alone: no other policy is trained; else the version may be one of the others', which this one has not come to.
+    Raises ConfigurationError.
+    """
+    if head is None:
+        raise ConfigurationError(
+            f"--resume-from {version}: nothing is published yet, so there is no way back; leave it out"
+        )
+    if alone and version > head.version:
+        raise ConfigurationError(f"--resume-from {version}: there is no such version, the newest is {head.version}")
 
 
 def rollback_base(seen: StepsSeen, checkpoints: Sequence[Point], version: int) -> Point:

@@ -187,7 +187,8 @@ class Launcher:
 
     def _note_rollback(self, follower: Follower) -> None:
         """Once the Rollback stands in the topic, a trainer that dies is started without asking for it again."""
-        if self._rollback is None or follower.tally.rollbacks_since(self._started * 1000) < len(self.config.policies):
+        trained = sum(not policy.frozen for policy in self.config.policies.values())
+        if self._rollback is None or follower.tally.rollbacks_since(self._started * 1000) < trained:
             return
         self._rollback = None
         for part in parts_of(self.config, self.folder.config, self._bootstrap):

@@ -76,7 +76,7 @@ def parts_of(config: RunConfig, config_file: Path, bootstrap: str, *, rollback: 
         )
     ]
     parts += [_source(stream, common) for stream in config.streams]
-    parts += [_trainer(config, policy, common, rollback) for policy in config.policies]
+    parts += [_trainer(config, name, common, None if p.frozen else rollback) for name, p in config.policies.items()]
     evaluators = config.eval.workers if config.eval.dataset else 0
     role = "train" if evaluators else "any"
     parts += [_worker(config, f"rollout-{number}", role, common) for number in range(config.rollout.workers)]

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Resumed, Rollback, Step, Stop
-from headrace.trainers.lineage import Plan, Point, StepsSeen, ancestry, decide, rollback_base, seen_in
+from headrace.trainers.lineage import Plan, Point, StepsSeen, ancestry, check_version, decide, rollback_base, seen_in
 
 
 def point(lineage: int, batch: int, version: int | None = None) -> Point:
@@ -163,6 +163,16 @@ def test_going_back_takes_the_newest_checkpoint_at_or_before_the_version() -> No
     assert rollback_base(seen(1), kept, 0) == point(0, 0)
     with pytest.raises(ConfigurationError, match="versions 10, 20"):
         rollback_base(seen(1), kept, 9)
+
+
+def test_going_back_to_a_version_that_never_was_is_refused() -> None:
+    """Unless it may be one of another policy's, which has come further."""
+    check_version(point(0, 20), 20, alone=True)
+    check_version(point(0, 20), 25, alone=False)
+    with pytest.raises(ConfigurationError, match=r"25: there is no such version, the newest is 20"):
+        check_version(point(0, 20), 25, alone=True)
+    with pytest.raises(ConfigurationError, match="nothing is published"):
+        check_version(None, 0, alone=False)
 
 
 def test_going_back_stays_within_the_lineage() -> None:

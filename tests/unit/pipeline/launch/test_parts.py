@@ -102,6 +102,12 @@ def test_only_trainers_are_told_of_a_rollback(rollback: Rollback | None, words: 
     assert not {"--resume-from", "--discard"} & set(others)
 
 
+def test_a_frozen_policy_has_nothing_to_go_back_to() -> None:
+    policies = {"main": {"model": "m"}, "judge": {"model": "m", "frozen": True}}
+    made = named(parts_of(config(policies=policies), FILE, "h:1", rollback=Rollback(7)))
+    assert "--resume-from" in made["trainer-main"].command and "--resume-from" not in made["trainer-judge"].command
+
+
 def test_threads_are_those_of_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = named(parts_of(config(rollout={"threads": 3}, trainer={"threads": 2}), FILE, "h:1"))
