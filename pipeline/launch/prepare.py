@@ -1,7 +1,8 @@
 """From a person's words to a run that can start: id, folder, placeholders, warm start, topics, the manifest record.
 
-``{folder}`` in models and in the warm start's command stands for the run folder, ``{here}`` in datasets for the folder
-of the configuration file, so that a recipe runs from anywhere. Every step may be repeated: a resumed run comes by too.
+``{folder}`` in models, options of workflows and the warm start's command stands for the run folder, ``{here}`` in
+datasets and these options for the folder of the configuration file, ``{python}`` in commands for this interpreter, so
+that a recipe runs from anywhere. Every step may be repeated: a resumed run comes by too.
 """
 
 import os
@@ -98,7 +99,18 @@ def _filled(config: RunConfig, folder: Path, here: Path) -> RunConfig:
         return text.replace("{folder}", str(folder)).replace("{here}", str(here))
 
     policies = {n: p.model_copy(update={"model": fill(p.model)}) for n, p in config.policies.items()}
-    streams = {n: s.model_copy(update={"dataset": fill(s.dataset)}) for n, s in config.streams.items()}
+
+    def within(value: Any) -> Any:
+        if isinstance(value, str):
+            return fill(value).replace("{python}", sys.executable)
+        if isinstance(value, list):
+            return [within(one) for one in value]
+        return {key: within(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    streams = {
+        n: s.model_copy(update={"dataset": fill(s.dataset), "workflow_options": within(s.workflow_options)})
+        for n, s in config.streams.items()
+    }
     warm = {k: v.replace("{here}", str(here)) if isinstance(v, str) else v for k, v in config.warm_start.items()}
     config = _with(config, "eval", dataset=fill(config.eval.dataset))
     return config.model_copy(update={"policies": policies, "streams": streams, "warm_start": warm})

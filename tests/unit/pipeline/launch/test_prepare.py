@@ -99,6 +99,10 @@ def test_placeholders_are_filled(recipe: Path) -> None:
     config = start(recipe, "run.id=mine")
     assert config.policies["main"].model == str(RunFolder.of(config).path / "warm")
     assert config.streams["main"].dataset == str(recipe.parent / "train.jsonl")
+    words = '{command = ["{python}", "{here}/agent.py"], environment = {OUT = "{folder}/out"}, parallel = 4}'
+    options = start(recipe, "run.id=mine", f"streams.main.workflow_options={words}").streams["main"].workflow_options
+    assert options["command"] == [sys.executable, str(recipe.parent / "agent.py")]
+    assert options["environment"] == {"OUT": str(RunFolder.of(config).path / "out")} and options["parallel"] == 4
 
 
 def test_operators_that_set_depth_and_replicas_stand_in_the_configuration_of_every_part(recipe: Path) -> None:
