@@ -1,8 +1,8 @@
 """An agent as one finds them: a loop around OpenAI's client with one tool. It knows nothing of headrace.
 
 The question comes as JSON on standard input, the base URL and the key from the environment; the last line of the output
-is the result. Two questions in one conversation: by the second, templates of thinking models have dropped what the model
-thought before the first answer.
+is the result. Two questions in one conversation: by the second, templates of thinking models have dropped what the
+model thought before the first answer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def answer(client: OpenAI, messages: list[Any]) -> str:
         messages.append(reply)
         if not reply.tool_calls:
             return (reply.content or "").strip()
-        for one in reply.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": one.id, "content": call(one.function.arguments)})
+        messages += [
+            {"role": "tool", "tool_call_id": one.id, "content": call(one.function.arguments)}
+            for one in reply.tool_calls
+        ]
     return ""
 
 

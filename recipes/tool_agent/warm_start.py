@@ -1,8 +1,8 @@
 """Make the model that the run starts from: a tiny thinking model that was shown how to call a tool, right and wrong.
 
 A random Qwen3 of 0.12 million parameters whose tokenizer has a token for each character and for the marks of the
-template, which drops the thinking of earlier answers as those of large models do. A share of the demonstrations is wrong
-on purpose. Offline and repeatable by the seed.
+template, which drops the thinking of earlier answers as those of large models do. A share of the demonstrations is
+wrong on purpose. Offline and repeatable by the seed.
 
     python recipes/tool_agent/warm_start.py --out FOLDER [--seed 0] [--steps 300]
 """
@@ -83,7 +83,7 @@ def make_model(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
             tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
+        )
     )
 
 
