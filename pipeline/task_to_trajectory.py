@@ -226,7 +226,6 @@ class RolloutWorker:
             self._pins.follow(self._holdings.tasks())
         for policy, snapshot in self._feed.take():
             broken_off |= self._samplers[policy].load(snapshot.weights, snapshot.version.version)
-            self._pins.came(policy, snapshot.version.version)
             self._holdings.changed()
         if broken_off:
             self._writing.update(self._partials.write(self._samplers.values()))

@@ -32,6 +32,7 @@ class Pins:
                     pinned.setdefault(bound.policy, set()).add(bound.min_version)
                 else:
                     beside.add(bound.policy)
+        self.asked = {p: v for p, v in self.asked.items() if self.samplers[p].version != v}
         for policy, versions in pinned.items():
             if policy in self.asked or self.samplers[policy].version in versions:
                 continue
@@ -39,11 +40,6 @@ class Pins:
             self.ask(policy, self.asked[policy])
             for other in sorted(beside - pinned.keys()):
                 self.ask(other, None)
-
-    def came(self, policy: int, version: int) -> None:
-        """A version is loaded."""
-        if self.asked.get(policy) == version:
-            del self.asked[policy]
 
     def refused(self, policy: int, version: int, reason: str) -> None:
         """A version cannot be loaded: what waits for it fails."""

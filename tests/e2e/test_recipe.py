@@ -151,6 +151,11 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(runner: Runner) -> None:
         "model.safetensors",
         "tokenizer.json",
     }
+    best = json.loads((folder / "best" / "main" / "evaluation.json").read_text())
+    evaluation = figures["evaluation"]
+    assert isinstance(evaluation, dict) and evaluation["best"] == best and best["version"] in (0, 3, 6)
+    weights = [(folder / place / "main" / "model.safetensors").read_bytes() for place in ("best", "model")]
+    assert (weights[0] == weights[1]) == (best["version"] == 6)
     assert verified(folder)["every fresh item was trained once in the final lineage"] == 48 * 8
     cat = subprocess.run(
         [HEADRACE, "topics", "cat", "trajectories", "-n", "3", "-f", folder], capture_output=True, text=True, check=True
