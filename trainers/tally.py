@@ -23,7 +23,8 @@ __all__ = ("Tally", "batch_metrics")
 class Tally:
     """Over this rank's micro-batches: parts of the loss, sums over tokens and over sequences, maxima; still tensors.
 
-    tokens, rows: trained tokens and sequences that were counted. mismatch: |new - behave| over whole fresh sequences.
+    counts: trained tokens and sequences that were counted (tokens, rows), and sequences left_out before. mismatch:
+    |new - behave| over whole fresh sequences.
     """
 
     loss: list[Tensor] = field(default_factory=list)
@@ -96,6 +97,7 @@ def batch_metrics(tally: Tally, items: Sequence[Item], manifest: Manifest, ranks
     n = max(1.0, total["items"])
     out |= {"reward/mean": total["reward"] / n, "reward/raw_mean": total["raw"] / n}
     out["seq_len/mean"], out["advantage/singletons"] = total["length"] / n, total["alone"]
+    out["batch/left_out"] = total.get("count/left_out", 0.0)
     compared = max(1.0, total.get("mismatch/compared", 0.0))
     out["mismatch/logprob_abs_mean"] = total.get("mismatch/distance", 0.0) / compared
     ages = [manifest.start_version - m.oldest_version for m in manifest.members if m.oldest_version >= 0] or [0]

@@ -90,7 +90,7 @@ class Learner:
     def train(self, items: Sequence[Item], manifest: Manifest, version: int) -> Learned:
         """Train on this rank's items of a batch; ``version`` is that of the weights before. Collective."""
         config, tally = self._config, Tally()
-        parts = self._parts(items, manifest, version)
+        parts = self._parts(items, manifest, tally)
         lr = config.lr * min(1.0, manifest.batch / config.warmup_steps) if config.warmup_steps else config.lr
         norms, applied, losses = [], 0, []
         figures: dict[str, float] = {"optim/lr": lr}
@@ -118,10 +118,10 @@ class Learner:
 
     # before the first update
 
-    def _parts(self, items: Sequence[Item], manifest: Manifest, version: int) -> list[_Part]:
+    def _parts(self, items: Sequence[Item], manifest: Manifest, tally: Tally) -> list[_Part]:
         """The batch split into updates by whole groups, with advantages, and prox where there are several updates."""
         config = self._config
-        rows = self._scored(items)
+        rows = self._scored(items, tally)
         split = split_updates(rows, config.updates_per_batch, ((m.group, m.use) for m in manifest.members))
         parts = [_Part(micros=self._packed(part), counts=self._counts(part)) for part in split]
         if config.updates_per_batch * config.epochs > 1 and config.prox == "forward":
@@ -129,10 +129,11 @@ class Learner:
                 part.prox = [self._backend.logprobs(micro, gradient=False) for micro in part.micros]
         return parts
 
-    def _scored(self, items: Sequence[Item]) -> list[Row]:
+    def _scored(self, items: Sequence[Item], tally: Tally) -> list[Row]:
         """Rows with advantages; values and KL estimates are those of the weights before the batch."""
-        rows = bare_rows(items, by_trajectory=self._by_trajectory)
-        self._vocabulary.check(rows, items)
+        every = bare_rows(items, by_trajectory=self._by_trajectory)
+        rows = self._vocabulary.known(every, items)
+        tally.counts["left_out"] = float(len(every) - len(rows))
         values, kl = [], []
         if self._critic is not None or self._kl:
             micros = self._packed(rows)

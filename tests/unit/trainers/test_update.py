@@ -122,12 +122,15 @@ def test_an_empty_sequence_and_one_that_is_not_trained_cost_nothing(model: Path)
     assert np.array_equal(*ends)
 
 
-def test_a_token_that_the_model_does_not_have_is_refused_in_words(model: Path) -> None:
-    learn, _ = learner(model)
-    (item, *others) = make_items(1, groups=1, size=2, version=0, seed=0)
-    wrong = replace(item.sequences[0], tokens=item.sequences[0].tokens + 100)
-    with pytest.raises(ConfigurationError, match="is none of the 20 of the model"):
-        learn.train([replace(item, sequences=[wrong]), *others], manifest_of(1, [item, *others]), 0)
+def test_a_sequence_with_a_token_that_the_model_does_not_have_is_as_if_it_were_not_there(model: Path) -> None:
+    items = make_items(1, groups=2, size=4, version=0, seed=0)
+    (sequence,) = items[0].sequences
+    ends = []
+    for foreign in (replace(sequence, tokens=sequence.tokens + 100), replace(sequence, trainable=False)):
+        learn, backend = learner(model)
+        learned = learn.train([replace(items[0], sequences=[foreign]), *items[1:]], manifest_of(1, items), 0)
+        ends.append((bits(backend), learned.metrics["batch/left_out"]))
+    assert np.array_equal(ends[0][0], ends[1][0]) and [count for _, count in ends] == [1.0, 0.0]
 
 
 def test_a_penalty_holds_to_the_first_weights(model: Path) -> None:
