@@ -7,13 +7,14 @@ object runs under a server or in a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace.connectors.broker.compaction import Compaction, urgency
 from headrace.connectors.broker.fetching import WaitingFetches
 from headrace.connectors.broker.group_journal import GroupJournal
 from headrace.connectors.broker.groups import GroupCoordinator
+from headrace.connectors.broker.kept_index import KeptLog
 from headrace.connectors.broker.offsets import OffsetStore, Position
 from headrace.connectors.broker.storage import Storage, StorageError
 from headrace.connectors.broker.topics import Topics
@@ -43,18 +44,21 @@ class BrokerOptions:
 
 
 class Broker:
-    """One node. `log_error` gets a line for each thing that housekeeping could not do."""
+    """One node. `kept` is what a clean stop has left of its logs (`kept_index`), None after any other end.
+
+    `log_error` gets a line for each thing that housekeeping could not do.
+    """
 
     def __init__(
         self,
         storage: Storage,
         options: BrokerOptions,
         times: Times,
-        clean_stop: bool = False,
+        kept: Mapping[str, KeptLog] | None = None,
         log_error: Callable[[str], None] = print,
     ) -> None:
         self.options = options
-        self.topics = Topics(storage, not clean_stop, options.default_partitions)
+        self.topics = Topics(storage, kept is None, options.default_partitions, kept)
         self.offsets = OffsetStore(storage)
         self._group_journal = GroupJournal(storage, times.now)
         self.groups = GroupCoordinator(options.first_join_delay, self._group_journal.groups, self._group_journal)

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from headrace.connectors.broker import kept_index
 from headrace.connectors.broker.broker import Broker, BrokerOptions
 from headrace.connectors.broker.server import Server, clocks
 from headrace.connectors.broker.storage import DiskStorage
@@ -44,17 +45,14 @@ def run(
             raise BrokerStartError(
                 f"port {port} on {HOST} cannot be used: {error.strerror}. Choose another port."
             ) from error
-        mark = data / "clean-stop"
-        clean = mark.exists()
-        mark.unlink(missing_ok=True)
         options = BrokerOptions(HOST, server.port, auto_create, default_partitions, first_join_delay)
-        broker = Broker(DiskStorage(data), options, clocks(), clean, _complain)
+        broker = Broker(DiskStorage(data), options, clocks(), kept_index.take(data), _complain)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         print(f"local broker: {LIMITS}", flush=True)
         print(f"ready {server.port}", flush=True)
         server.serve(broker, exit_with_parent)
-        mark.touch()
+        kept_index.leave(data, (log for _, _, log in broker.topics.logs()))
     finally:
         os.close(lock)
 

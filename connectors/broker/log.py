@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from headrace.connectors.broker import batches
 from headrace.connectors.broker.batches import Header
 from headrace.connectors.broker.codes import BrokerError, Code
+from headrace.connectors.broker.kept_index import KeptLog
 from headrace.connectors.broker.producers import ProducerStates
 from headrace.connectors.broker.segment import Segment, file_name, parse_name
 from headrace.connectors.broker.settings import TopicSettings
@@ -41,11 +42,18 @@ class Aborted(NamedTuple):
 class PartitionLog:
     """One partition; `settings` may be replaced at any time. Offsets run from `start` to `end` (exclusive).
 
-    `verify_tail` checks the last batch's checksum on opening. Raises `StorageError` when the files cannot be opened.
+    `verify_tail` checks the last batch's checksum on opening; `kept` saves reading the files that it fits. Raises
+    `StorageError` when the files cannot be opened.
     """
 
     def __init__(
-        self, storage: Storage, folder: str, settings: TopicSettings, start: int = 0, verify_tail: bool = True
+        self,
+        storage: Storage,
+        folder: str,
+        settings: TopicSettings,
+        start: int = 0,
+        verify_tail: bool = True,
+        kept: KeptLog | None = None,
     ) -> None:
         self.storage = storage
         self.folder = folder
@@ -61,18 +69,43 @@ class PartitionLog:
         self.deleted = False
         """Set when the topic is gone; nothing may be written any more."""
         self._bases: list[int] = []
-        self._load(verify_tail)
+        for base, end in self._current_files():
+            self._add(Segment(storage, folder, base, end))
+        if kept is None or not self._adopt(kept):
+            self._load(verify_tail)
+        self._set_bounds()
 
     # ---- opening
 
     def _load(self, verify_tail: bool) -> None:
-        for base, end in self._current_files():
-            self._add(Segment(self.storage, self.folder, base, end))
         for segment in self.segments:
             is_last = segment is self.segments[-1]
             for header, content in segment.load(verify_tail and is_last):
                 commit = batches.marker_commits(content) if header.is_control else None
                 self._note(header, segment.covered_to is not None, commit)
+
+    def kept(self) -> KeptLog:
+        """What the next start needs to know, so that it does not have to load."""
+        return KeptLog(
+            [segment.kept() for segment in self.segments],
+            self.producers.facts(),
+            [list(entry) for entry in self.open_transactions.items()],
+            [list(entry) for entry in self.aborted],
+        )
+
+    def _adopt(self, kept: KeptLog) -> bool:
+        """Take over what a clean stop left; false when it is not of these files."""
+        have = [(segment.base, segment.covered_to, segment.size) for segment in self.segments]
+        if have != [(segment.base, segment.covered_to, segment.size) for segment in kept.segments]:
+            return False
+        for segment, known in zip(self.segments, kept.segments, strict=True):
+            segment.adopt(known)
+        self.producers = ProducerStates(kept.producers)
+        self.open_transactions = dict(kept.open)
+        self.aborted = [Aborted(*entry) for entry in kept.aborted]
+        return True
+
+    def _set_bounds(self) -> None:
         if self.segments:
             self.end = max(self.segments[-1].next_offset, self.start)
             self.start = max(self.start, self.segments[0].base)

@@ -6,8 +6,9 @@ State is rebuilt from batch headers when a log is opened, so a retry that crosse
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.connectors.broker.batches import Header
 from headrace.connectors.broker.codes import BrokerError, Code
@@ -34,8 +35,15 @@ class _Producer:
 class ProducerStates:
     """All producers that wrote to one partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Iterable[Any] = ()) -> None:
         self._producers: dict[int, _Producer] = {}
+        for number, epoch, known in facts:
+            producer = self._producers[number] = _Producer(epoch)
+            producer.batches.extend(Appended(*entry) for entry in known)
+
+    def facts(self) -> list[Any]:
+        """All that is known, as JSON data for another one to be made of."""
+        return [[number, x.epoch, [list(entry) for entry in x.batches]] for number, x in self._producers.items()]
 
     def check(self, header: Header) -> int | None:
         """The base offset under which this batch is already stored, None when it is new and may be appended.

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from headrace.connectors.broker.batches import HEADER_SIZE, Header, checksum_matches, read_header
+from headrace.connectors.broker.kept_index import KeptSegment
 from headrace.connectors.broker.storage import FileSlice, LogFile, Storage
 
 _SCAN = 1 << 16
@@ -106,6 +107,18 @@ class Segment:
             position += header.size
         if position < size:
             self.file.truncate(position)
+
+    def kept(self) -> KeptSegment:
+        """The index, for the next start."""
+        columns = self._bases, self._lasts, self._positions, self._timestamps
+        return KeptSegment(self.base, self.covered_to, self.size, columns)
+
+    def adopt(self, kept: KeptSegment) -> None:
+        """Take over the index of this file instead of loading it."""
+        self._bases, self._lasts, self._positions, self._timestamps = kept.columns
+        self.first_timestamp = next((time for time in self._timestamps if time >= 0), -1)
+        self.newest = max(self._timestamps, default=-1)
+        self.next_offset = max(self.next_offset, self.last_stored + 1)
 
     def read(self, offset: int, max_bytes: int, limit: int, at_least_one: bool) -> tuple[FileSlice, int] | None:
         """Whole batches from the one that holds `offset` (or the next one) up to `limit`, at most `max_bytes`.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from headrace.connectors.broker import settings
 from headrace.connectors.broker.codes import BrokerError, Code
 from headrace.connectors.broker.journal import Fact, Journal
+from headrace.connectors.broker.kept_index import KeptLog
 from headrace.connectors.broker.log import PartitionLog
 from headrace.connectors.broker.offsets import Position
 from headrace.connectors.broker.settings import TopicSettings
@@ -39,10 +40,17 @@ class Topic:
 class Topics:
     """All topics; changes are in the journal when a method returns.
 
-    Methods raise `BrokerError` with the code for the client. `verify_tail` checks last batches after an unclean stop.
+    Methods raise `BrokerError` with the code for the client. `verify_tail` checks last batches after an unclean stop;
+    `kept` is what a clean one has left, by folder of the partition.
     """
 
-    def __init__(self, storage: Storage, verify_tail: bool = True, default_partitions: int = 4) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        verify_tail: bool = True,
+        default_partitions: int = 4,
+        kept: Mapping[str, KeptLog] | None = None,
+    ) -> None:
         self._storage = storage
         self._topics: dict[str, Topic] = {}
         self.default_partitions = default_partitions
@@ -57,7 +65,8 @@ class Topics:
         for topic in self._topics.values():
             for partition in range(counts[topic.name]):
                 start = starts.get((topic.name, partition), 0)
-                self._open(topic, partition, start, verify_tail)
+                known = (kept or {}).get(_folder(topic.name, partition))
+                self._open(topic, partition, start, verify_tail, known)
 
     def _replay(self, fact: Fact, counts: dict[str, int], starts: dict[Position, int]) -> None:
         kind, name, *rest = fact
@@ -88,9 +97,9 @@ class Topics:
             for partition, cleanings in topic.cleanings.items():
                 yield ["cleaned", topic.name, partition, cleanings]
 
-    def _open(self, topic: Topic, partition: int, start: int, verify_tail: bool) -> None:
-        folder = f"{FOLDER}/{topic.name}/{partition}"
-        topic.logs.append(PartitionLog(self._storage, folder, TopicSettings.of(topic.given), start, verify_tail))
+    def _open(self, topic: Topic, partition: int, start: int, verify_tail: bool, kept: KeptLog | None = None) -> None:
+        folder, given = _folder(topic.name, partition), TopicSettings.of(topic.given)
+        topic.logs.append(PartitionLog(self._storage, folder, given, start, verify_tail, kept))
 
     def _record(self, fact: Fact) -> None:
         try:
@@ -205,3 +214,7 @@ class Topics:
     def compact_journal(self) -> None:
         """Rewrite the journal when it has grown out of proportion."""
         self._journal.rewrite_if_grown()
+
+
+def _folder(topic: str, partition: int) -> str:
+    return f"{FOLDER}/{topic}/{partition}"
