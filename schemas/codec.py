@@ -15,16 +15,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import fastavro
 import numpy as np
 
 from headrace.schemas.avsc import packaged_schema
 from headrace.schemas.checks import check_record, describe
+from headrace.schemas.compiled import BYTE_ORDERS, Reader, Writer, instance_reader, instance_writer
 from headrace.schemas.errors import InvalidRecord, UndecodableRecord
-from headrace.schemas.parts import Sequence
 from headrace.schemas.records import RECORD_TYPES, Record
 from headrace.schemas.released import released_schemas
 from headrace.schemas.sequence_tail import SEQUENCES, SequenceTail
@@ -51,7 +50,6 @@ FRAME_BYTES = _PREFIX.size
 """Bytes before the Avro body of a value: zero, then the schema's id."""
 _OWN_IDS = 0x40000000
 """Ids that no registry assigned begin here."""
-_BYTE_ORDERS = {"int32": "<i4", "float32": "<f4", "uint8": "u1"}
 
 
 class _Known:
@@ -91,32 +89,25 @@ def _packaged(name: str) -> tuple[Any, int, str]:
     return fastavro.parse_schema(schema), _id(schema), fingerprint_of(schema)
 
 
-@cache
-def _tail(name: str) -> SequenceTail | None:
-    schema = packaged_schema(name)
-    return SequenceTail(schema) if SequenceTail.ends(schema) else None
-
-
 class _Reading(NamedTuple):
     """What it takes to read a record of one name."""
 
     schema: Any
+    whole: Reader
     make: Callable[[dict[str, Any]], Any]
-    tail: SequenceTail | None
-    make_with_tail: Callable[[dict[str, Any]], Any]
-    """For data whose sequences were read already."""
-    make_sequence: Callable[[dict[str, Any]], Any]
-    """For what the tail reads of one."""
+    """For what fastavro has read of another schema."""
+    head: Reader | None
+    """The fields before the sequences, where a record ends with them."""
+    put_sequences: Callable[[Any, Any], None]
 
 
 class _Writing(NamedTuple):
     """What it takes to write a record of one class."""
 
-    schema: Any
     prefix: bytes
-    data_of: Callable[[Any], dict[str, Any]]
-    tail: SequenceTail | None
-    data_before_tail: Callable[[Any], dict[str, Any]]
+    whole: Writer
+    head: Writer | None
+    """The fields before the sequences, where a record ends with them."""
 
 
 @cache
@@ -124,20 +115,24 @@ def _reading(name: str) -> _Reading | None:
     cls: Any = RECORD_TYPES.get(name)
     if cls is None:
         return None
+    ends = SequenceTail.ends(cls)
     return _Reading(
         schema=_packaged(name)[0],
+        whole=instance_reader(cls),
         make=_from_avro(cls),
-        tail=_tail(name),
-        make_with_tail=_from_avro(cls, ready=(SEQUENCES,)),
-        make_sequence=_from_avro(Sequence, ready=SequenceTail.READY),
+        head=instance_reader(cls, SEQUENCES) if ends else None,
+        put_sequences=vars(cls)[SEQUENCES].__set__ if ends else _nowhere,
     )
 
 
 @cache
 def _writing(cls: type) -> _Writing:
-    schema, number, _ = _packaged(cls.__name__)
-    prefix = _PREFIX.pack(0, number)
-    return _Writing(schema, prefix, _to_avro(cls), _tail(cls.__name__), _to_avro(cls, without=SEQUENCES))
+    prefix = _PREFIX.pack(0, schema_id(cls.__name__))
+    return _Writing(prefix, instance_writer(cls), instance_writer(cls, SEQUENCES) if SequenceTail.ends(cls) else None)
+
+
+def _nowhere(record: Any, sequences: Any) -> None:
+    """There is no such field."""
 
 
 @cache
@@ -202,17 +197,14 @@ def encode_after(before: bytes, record: Record) -> bytes:
     check_record(record)
     cls: Any = type(record)
     writing = _writing(cls)
-    tail = writing.tail
-    sequences: list[Sequence] = getattr(record, SEQUENCES, [])
-    ending = tail.pieces(sequences) if tail is not None else None
-    out = io.BytesIO()
-    out.write(before + writing.prefix)
+    ending = SequenceTail.pieces(cast(Any, record).sequences) if writing.head is not None else None
+    out = bytearray(writing.prefix)
     try:
-        if tail is None or ending is None:
-            fastavro.schemaless_writer(out, writing.schema, writing.data_of(record))
-            return out.getvalue()
-        fastavro.schemaless_writer(out, tail.head, writing.data_before_tail(record))
-        return b"".join((out.getvalue(), *ending))
+        if writing.head is None or ending is None:
+            writing.whole(record, out)
+            return before + out
+        writing.head(record, out)
+        return b"".join((before, out, *ending))
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.start + 1]
         raise InvalidRecord(
@@ -263,17 +255,20 @@ def _read(value: bytes, name: str, writer: Any, *, keep_wire: bool) -> Record:
     reading = _reading(name)
     if reading is None:
         raise UndecodableRecord(f"schema {name} is no record of this version")
-    stream = io.BytesIO(value)
-    stream.seek(FRAME_BYTES)
-    reader, tail = reading.schema, reading.tail
-    data: Any
+    record: Record
     try:
-        if keep_wire and tail is not None and writer is reader:
-            data = tail.read(value, stream, reading.make_sequence)
-            record: Record = reading.make_with_tail(data)
-        else:
-            data = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+        if writer is not reading.schema:
+            stream = io.BytesIO(value)
+            stream.seek(FRAME_BYTES)
+            data: Any = fastavro.schemaless_reader(stream, writer, reading.schema)
             record = reading.make(data)
+            end = stream.tell()
+        elif keep_wire and reading.head is not None:
+            record, end = reading.head(value, FRAME_BYTES)
+            sequences, end = SequenceTail.read(value, end)
+            reading.put_sequences(record, sequences)
+        else:
+            record, end = reading.whole(value, FRAME_BYTES)
     except (
         EOFError,
         ValueError,
@@ -285,8 +280,8 @@ def _read(value: bytes, name: str, writer: Any, *, keep_wire: bool) -> Record:
         fastavro.read.SchemaResolutionError,
     ) as error:
         raise UndecodableRecord(f"broken Avro body of a {name}: {type(error).__name__} {error}") from error
-    if stream.tell() != len(value):
-        raise UndecodableRecord(f"{len(value) - stream.tell()} bytes follow the {name}")
+    if end != len(value):
+        raise UndecodableRecord(f"{len(value) - end} bytes follow the {name}")
     return record
 
 
@@ -312,47 +307,16 @@ def to_plain(record: Any) -> Any:
 
 
 @cache
-def _to_avro(cls: type, without: str = "") -> Callable[[Any], dict[str, Any]]:
-    """A function from a dataclass instance to Avro data; the converters are worked out once per class."""
-    hints = typing.get_type_hints(cls)
-    names, converted = [], []
-    for f in fields(cls):
-        if f.name == without:
-            continue
-        names.append(f.name)
-        convert = _packer(f.metadata["dtype"]) if "dtype" in f.metadata else _outward(hints[f.name])
-        if convert is not None:
-            converted.append((f.name, convert))
-    values = attrgetter(*names) if len(names) > 1 else lambda record: [getattr(record, name) for name in names]
-
-    def convert_all(record: Any) -> dict[str, Any]:
-        out = dict(zip(names, values(record), strict=True))
-        for name, convert in converted:
-            out[name] = convert(out[name])
-        return out
-
-    return convert_all
-
-
-@cache
-def _from_avro(cls: type, ready: tuple[str, ...] = ()) -> Callable[[dict[str, Any]], Any]:
-    """The inverse of ``_to_avro``; the fields ``ready`` hold in the data what the instance is to hold.
-
-    An instance is filled slot by slot: the ``__init__`` of a frozen class does the same in twice the time.
-    """
+def _from_avro(cls: type) -> Callable[[dict[str, Any]], Any]:
+    """A function from Avro data to an instance of a dataclass; the converters are worked out once per class."""
     hints = typing.get_type_hints(cls)
     plain, converted = [], []
     for f in fields(cls):
         put = getattr(cls, f.name).__set__
-        convert = None
-        if f.name in ready:
-            pass
-        elif "dtype" in f.metadata:
-            convert = _unpacker(f.metadata["dtype"])
-        elif hints[f.name] is bytes:
-            convert = _octets
+        if "dtype" in f.metadata:
+            convert: Callable[[Any], Any] | None = _unpacker(f.metadata["dtype"])
         else:
-            convert = _inward(hints[f.name])
+            convert = _octets if hints[f.name] is bytes else _nested(hints[f.name])
         if convert is None:
             plain.append((f.name, put))
         else:
@@ -369,13 +333,8 @@ def _from_avro(cls: type, ready: tuple[str, ...] = ()) -> Callable[[dict[str, An
     return make
 
 
-def _packer(dtype: str) -> Callable[[Any], bytes]:
-    order = _BYTE_ORDERS[dtype]
-    return lambda array: np.ascontiguousarray(array, order).tobytes()
-
-
 def _unpacker(dtype: str) -> Callable[[bytes], Any]:
-    order = np.dtype(_BYTE_ORDERS[dtype])
+    order = BYTE_ORDERS[dtype]
 
     def unpack(value: bytes | str) -> Any:
         data = value if type(value) is bytes else _octets(value)
@@ -391,25 +350,16 @@ def _octets(value: bytes | str) -> bytes:
     return value.encode("latin-1") if isinstance(value, str) else value
 
 
-def _nested(hint: Any, of: Callable[[type], Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+def _nested(hint: Any) -> Callable[[Any], Any] | None:
     """The converter for a type that holds dataclasses somewhere, None for plain data."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is list and is_dataclass(arguments[0]):
-        one = of(arguments[0])  # type: ignore[arg-type]
+        one = _from_avro(arguments[0])  # type: ignore[arg-type]
         return lambda values: list(map(one, values))
     if origin is dict and is_dataclass(arguments[1]):
-        one = of(arguments[1])  # type: ignore[arg-type]
+        one = _from_avro(arguments[1])  # type: ignore[arg-type]
         return lambda values: {k: one(v) for k, v in values.items()}
     if origin is types.UnionType:
-        inner = next(a for a in arguments if a is not type(None))
-        one = of(inner)
+        one = _from_avro(next(a for a in arguments if a is not type(None)))
         return lambda value: None if value is None else one(value)
-    return of(hint) if is_dataclass(hint) else None  # type: ignore[arg-type]
-
-
-def _outward(hint: Any) -> Callable[[Any], Any] | None:
-    return _nested(hint, _to_avro)
-
-
-def _inward(hint: Any) -> Callable[[Any], Any] | None:
-    return _nested(hint, _from_avro)
+    return _from_avro(hint) if is_dataclass(hint) else None  # type: ignore[arg-type]
