@@ -65,6 +65,25 @@ def test_the_pinned_clip_range_of_m2po() -> None:
     assert float(sums["m2po/clip_high"]) / tokens == pytest.approx(0.6487212707)
 
 
+@pytest.mark.parametrize("upper", [1.0, 2.0])
+def test_truncation_on_what_sampled_is_the_clip_without_a_lower_side(upper: float) -> None:
+    """Loss, gradient and share of truncated tokens: ROLL Flash's TIS is CISPO with bounds 0 and C."""
+
+    def found(loss: Loss) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        new = torch.tensor(BASE["new"], dtype=torch.float64).requires_grad_()
+        terms = loss(base_streams(new=new))
+        terms.loss.sum().backward()
+        assert new.grad is not None
+        return terms.loss, new.grad, terms.sums["clip_fraction"]
+
+    ours = found(make("tis", anchor="behave", correction={"upper": upper}))
+    assert all(map(torch.allclose, ours, found(make("cispo", clip_low=1.0, clip_high=upper - 1))))
+    assert not torch.allclose(ours[0], found(make("tis", correction={"upper": upper}))[0])
+    assert make("tis", anchor="behave").corrects_staleness
+    with pytest.raises(ConfigurationError, match="normalize"):
+        make("tis", anchor="behave", correction={"normalize": True})
+
+
 @pytest.mark.parametrize("name", ["ppo", "decoupled_ppo", "grpo", "dapo", "cispo", "topr", "sapo", "m2po"])
 def test_on_policy_gradients_are_those_of_the_plain_policy_gradient(name: str) -> None:
     def gradient(loss: str) -> torch.Tensor:
