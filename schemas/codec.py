@@ -59,6 +59,10 @@ class _Known:
         self.by_fingerprint: dict[str, tuple[str, Any]] = {}
         self.by_id: dict[int, tuple[str, Any]] = {}
 
+    def add_packaged(self, name: str) -> None:
+        parsed, number, fingerprint = _packaged(name)
+        self.by_fingerprint[fingerprint] = self.by_id[number] = name, parsed
+
     def add(self, schema: dict[str, Any], number: int | None = None) -> None:
         fingerprint = fingerprint_of(schema)
         packaged = _packaged(schema["name"]) if schema["name"] in RECORD_TYPES else None
@@ -67,7 +71,7 @@ class _Known:
         # one entry for one schema: ``decode_received`` asks whether two names mean the same
         entry = self.by_fingerprint.get(fingerprint) or (schema["name"], parsed)
         self.by_fingerprint[fingerprint] = entry
-        self.by_id[_id(schema) if number is None else number] = entry
+        self.by_id[_id(_canonical(schema)) if number is None else number] = entry
 
 
 def _canonical(schema: dict[str, Any]) -> str:
@@ -76,17 +80,22 @@ def _canonical(schema: dict[str, Any]) -> str:
 
 def fingerprint_of(schema: dict[str, Any]) -> str:
     """The 64-bit Avro fingerprint (16 hex digits) of any schema; words in ``doc`` and attributes change nothing."""
-    return str(fastavro.schema.fingerprint(_canonical(schema), "CRC-64-AVRO"))
+    return _mark(_canonical(schema))
 
 
-def _id(schema: dict[str, Any]) -> int:
-    return _OWN_IDS | int.from_bytes(hashlib.sha256(_canonical(schema).encode()).digest()[:4], "big") >> 2
+def _mark(canonical: str) -> str:
+    return str(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
+
+
+def _id(canonical: str) -> int:
+    return _OWN_IDS | int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:4], "big") >> 2
 
 
 @cache
 def _packaged(name: str) -> tuple[Any, int, str]:
     schema = packaged_schema(name)
-    return fastavro.parse_schema(schema), _id(schema), fingerprint_of(schema)
+    canonical = _canonical(schema)
+    return fastavro.parse_schema(schema), _id(canonical), _mark(canonical)
 
 
 class _Reading(NamedTuple):
@@ -138,11 +147,12 @@ def _nowhere(record: Any, sequences: Any) -> None:
 @cache
 def _known() -> _Known:
     known = _Known()
-    for schemas in released_schemas().values():
-        for schema in schemas.values():
-            known.add(schema)
     for name in RECORD_TYPES:
-        known.add(packaged_schema(name))
+        known.add_packaged(name)
+    for schemas in released_schemas().values():
+        for name, schema in schemas.items():
+            if name not in RECORD_TYPES or schema != packaged_schema(name):  # most have not changed
+                known.add(schema)
     return known
 
 

@@ -4,6 +4,7 @@ In: options; out: a connection to the run's topics, with the local broker of a f
 reading. Says on standard error which run it took when none was named.
 """
 
+import importlib
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka import Connection, RawRecord
+    from headrace.schemas.config import KafkaConfig
 
 __all__ = (
     "ClusterOption",
@@ -38,21 +40,35 @@ _LONG_TEXT = 400
 
 
 @contextmanager
-def reading(folder: str, run: str, bootstrap: str) -> Iterator["Connection"]:
-    """A connection to a run's topics. Raises ConfigurationError when no run can be found."""
-    from headrace.connectors.kafka import Connection
+def reading(folder: str, run: str, bootstrap: str, *modules: str) -> Iterator["Connection"]:
+    """A connection to a run's topics; ``modules`` are those that the caller is going to import.
+
+    They are loaded while a local broker starts, which takes about as long. Raises ConfigurationError when no run can be
+    found.
+    """
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.local_broker import broker_of
     from headrace.schemas.config import default_kafka
 
     if run and bootstrap:
-        yield Connection.of(default_kafka(), run, bootstrap)
+        yield _connection(default_kafka(), run, bootstrap)
         return
     path = Path(folder) if folder else Path("runs") / run if run else newest_run()
     place = RunFolder.existing(path)
     config = place.read_config()
-    with broker_of(place, bootstrap) as address:
-        yield Connection.of(config.kafka, config.run.id, address)
+
+    def load() -> None:
+        for module in ("headrace.connectors.kafka", *modules):
+            importlib.import_module(module)
+
+    with broker_of(place, bootstrap, load) as address:
+        yield _connection(config.kafka, config.run.id, address)
+
+
+def _connection(kafka: "KafkaConfig", run: str, bootstrap: str) -> "Connection":
+    from headrace.connectors.kafka import Connection
+
+    return Connection.of(kafka, run, bootstrap)
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:

@@ -28,9 +28,9 @@ def trace(
 
     Exit codes: 0 found, 1 the run has no prompt of this id.
     """
-    from headrace.pipeline.tracing import follow
+    with reading(folder, run, bootstrap, "headrace.pipeline.tracing") as connection:
+        from headrace.pipeline.tracing import follow
 
-    with reading(folder, run, bootstrap) as connection:
         events = follow(connection, prompt)
     if output is Format.json:
         print_json([event.plain() for event in events])

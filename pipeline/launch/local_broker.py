@@ -6,7 +6,7 @@ Used by the launcher for the whole run, and by commands that read a finished run
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,14 +24,16 @@ class BrokerNotReady(HeadraceError):
     """The local broker did not say that it is ready."""
 
 
-def start_broker(supervisor: Supervisor, data: Path) -> str:
+def start_broker(supervisor: Supervisor, data: Path, meanwhile: Callable[[], None] = lambda: None) -> str:
     """Start the local broker under a supervisor and return its address.
 
-    A broker that dies is started again on the same port. Raises BrokerNotReady, PartFailed.
+    A broker that dies is started again on the same port. ``meanwhile`` is called while it starts. Raises
+    BrokerNotReady, PartFailed.
     """
     log = supervisor.log_of("broker")
     seen = log.stat().st_size if log.exists() else 0
     supervisor.start(broker_part(data, 0))
+    meanwhile()
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         supervisor.check()
@@ -68,9 +70,9 @@ def live_bootstrap(folder: RunFolder) -> str:
 
 
 @contextmanager
-def broker_of(folder: RunFolder, bootstrap: str = "") -> Iterator[str]:
+def broker_of(folder: RunFolder, bootstrap: str = "", meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
     """The address under which a run's topics can be read: the one given, configured or live, else a broker over the
-    run folder's data that is started here and ended afterwards.
+    run folder's data that is started here and ended afterwards; ``meanwhile`` is called while that starts.
     """
     address = bootstrap or folder.read_config().kafka.bootstrap or live_bootstrap(folder)
     if address:
@@ -78,6 +80,6 @@ def broker_of(folder: RunFolder, bootstrap: str = "") -> Iterator[str]:
         return
     supervisor = Supervisor(folder.logs, max_restarts=2, window_seconds=60)
     try:
-        yield start_broker(supervisor, folder.broker)
+        yield start_broker(supervisor, folder.broker, meanwhile)
     finally:
         supervisor.stop(["broker"], grace_seconds=10)
