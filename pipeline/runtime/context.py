@@ -6,6 +6,7 @@ that made it, not the transaction.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -93,7 +94,7 @@ class TaskContext:
     def _headers_of(self, record: Record) -> list[tuple[str, bytes | None]]:
         headers = self._headers.get(type(record))
         if headers is None:
-            headers = self._headers[type(record)] = [*headers_of(record, self.run, version("headrace"))]
+            headers = self._headers[type(record)] = [*headers_of(record, self.run, _version())]
         return headers
 
     def store(self, name: str = "state") -> Store:
@@ -138,3 +139,9 @@ class TaskContext:
     def drop(self, received: Received, reason: str) -> None:
         """Count a record that is not used, by reason."""
         self.metrics.count("dropped_total", topic=received.topic, reason=reason)
+
+
+@cache
+def _version() -> str:
+    """The version of headrace; asking for it reads the metadata of what is installed."""
+    return version("headrace")
