@@ -105,9 +105,11 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     quick = options.quick
     with broker(None if options.broker == "local" else libs) as bootstrap:
         if options.minutes:
-            early, late = growth(bootstrap, options.minutes)
-            yield Figure("memory_early_mb", early, "MB", anchor="of the assemble worker, second fifth of the time")
-            yield Figure("memory_growth", late / early, target=1.1, at_least=False, anchor="last fifth over that")
+            seen = growth(bootstrap, options.minutes)
+            yield Figure("memory_trajectories", seen.trajectories, anchor=f"in {options.minutes:g} minutes")
+            yield Figure("memory_early_mb", seen.early_mb, "MB", anchor="assemble worker, second fifth of the time")
+            yield Figure("memory_late_mb", seen.late_mb, "MB", anchor="last fifth")
+            yield Figure("memory_growth", seen.late_mb / seen.early_mb, target=1.1, at_least=False)
             return
         yield from assemble(bootstrap, 250 if quick else 1500, 2 if quick else 5)
         yield from overhead(bootstrap, 10_000 if quick else 60_000, 2 if quick else 5)
