@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from headrace.pipeline.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADRACE = Path(sys.executable).with_name("headrace")
@@ -49,8 +53,13 @@ def test_help_goes_to_standard_output_and_a_wrong_command_to_standard_error() ->
 @cache
 def command_help(*words: str) -> str | None:
     """What `headrace WORDS --help` prints, or None if there is no such command."""
-    done = subprocess.run([HEADRACE, *words, "--help"], capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout if done.returncode == 0 else None
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()):
+        try:
+            main([*words, "--help"])
+        except SystemExit as end:
+            return None if end.code else said.getvalue()
+    return said.getvalue()
 
 
 def documents() -> list[Path]:

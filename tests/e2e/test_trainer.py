@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +25,7 @@ class Bench:
     """Starts trainers of policy ``main`` against a broker."""
 
     def __init__(self, nursery: Nursery, broker: str) -> None:
-        self._nursery, self.broker = nursery, broker
+        self.nursery, self.broker = nursery, broker
 
     def start(
         self,
@@ -39,7 +37,7 @@ class Bench:
     ) -> Trainer:
         """A trainer that runs."""
         arguments = trainer_arguments(config, broker or self.broker, *more, policy=policy)
-        return self._nursery.start(*arguments, trap=trap)
+        return self.nursery.start(*arguments, trap=trap)
 
     def train(self, config: RunConfig, *more: str, code: int = 0, policy: str = "main") -> str:
         """Run a trainer to its end; its log."""
@@ -335,12 +333,8 @@ def test_two_ranks_read_their_own_lanes(bench: Bench, model: Path, tmp_path: Pat
     for batch in (1, 2):
         fed.batch(batch, lanes=[1, 3])
     fed.end()
-    many = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    command = [*many, "headrace.trainers", *trainer_arguments(config, bench.broker)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
+    for rank in bench.nursery.start_ranks(2, *trainer_arguments(config, bench.broker)):
+        assert rank.wait(180) == 0, rank.log()
     assert steps_of(fed) == [(1, 1), (2, 2)]
     assert all(r.metrics["optim/grad_norm"] > 0 for r in fed.records("steps") if isinstance(r, Step))
 

@@ -1,17 +1,21 @@
 """Trainer processes without their slow imports: one process imports torch and the like once and forks each trainer.
 
-``Nursery()`` in a test; run as a program it is the parent of the trainers: a line of JSON on standard input starts one,
-lines on standard output tell of starts and ends.
+``Nursery()`` in a test; run as a program it is the parent of the trainers, one for all tests of a process: a line of
+JSON on standard input starts a trainer, lines on standard output tell of starts and ends.
 """
 
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +47,11 @@ class Trainer:
         return self._log.read_text()
 
 
-class Nursery:
-    """Starts trainers by forking; ``close`` ends those that are left."""
+class _Parent:
+    """The process that forks; it ends when its standard input closes, so at the latest with this process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._children, self._order = folder, dict[int, Trainer](), list[Trainer]()
+    def __init__(self) -> None:
+        self._children, self._order = dict[int, Trainer](), list[Trainer]()
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
@@ -58,27 +62,12 @@ class Nursery:
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(
-        self,
-        *arguments: str,
-        trap: tuple[str, int] | None = None,
-        program: str = "trainer",
-        environment: Mapping[str, str] | None = None,
-    ) -> Trainer:
-        """A ``trainer``, one ``from_log``, or a ``probe`` (rank_probe.py) with these arguments; traps: traps.py."""
-        child = Trainer(self._folder / f"trainer-{len(self._order)}.log")
+    def fork(self, child: Trainer, order: dict[str, Any]) -> None:
+        """Start a trainer and wait until it has a process."""
         self._order.append(child)
         assert self._process.stdin is not None
-        order = {
-            "arguments": arguments,
-            "trap": trap,
-            "log": str(child._log),
-            "program": program,
-            "environment": dict(environment or {}),
-        }
         self._process.stdin.write(json.dumps(order) + "\n")
         assert child.started.wait(180), "no trainer was forked"
-        return child
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -93,17 +82,64 @@ class Nursery:
             else:
                 self._children[int(pid)].ended(int(code))
 
+
+@cache
+def _parent() -> _Parent:
+    return _Parent()
+
+
+class Nursery:
+    """Starts trainers by forking; ``close`` ends those that are left."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._started = folder, list[Trainer]()
+
+    def start(
+        self,
+        *arguments: str,
+        trap: tuple[str, int] | None = None,
+        program: str = "trainer",
+        environment: Mapping[str, str] | None = None,
+    ) -> Trainer:
+        """A ``trainer``, one ``from_log``, or a ``probe`` (rank_probe.py, shard_probe.py); traps: traps.py."""
+        log = self._folder / f"trainer-{len(self._started)}.log"
+        child = Trainer(log)
+        self._started.append(child)
+        order = {
+            "arguments": arguments,
+            "trap": trap,
+            "log": str(log),
+            "program": program,
+            "environment": dict(environment or {}),
+        }
+        _parent().fork(child, order)
+        return child
+
+    def start_ranks(
+        self, count: int, *arguments: str, program: str = "trainer", environment: Mapping[str, str] | None = None
+    ) -> list[Trainer]:
+        """So many ranks of one program, with the environment that torchrun gives."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(environment or {})}
+        own = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        return [self.start(*arguments, program=program, environment=one) for one in own]
+
     def close(self) -> None:
-        """End the trainers and their parent."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(120)
+        """End the trainers that are left."""
+        for child in self._started:
+            if child.returncode is None:
+                with suppress(ProcessLookupError):  # it may end meanwhile
+                    child.send_signal(signal.SIGKILL)
+                child.wait(60)
 
 
 def serve() -> None:
     """Fork trainers until standard input closes, then kill what is left."""
     import deepspeed
     import rank_probe
+    import shard_probe
     import torch
     import transformers
     from traps import arm, cut_segments
@@ -117,6 +153,7 @@ def serve() -> None:
         "trainer": main,
         "from_log": from_log.main,
         "probe": rank_probe.main,
+        "shards": shard_probe.main,
     }
     living: set[int] = set()
     rest = b""

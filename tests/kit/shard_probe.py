@@ -1,10 +1,11 @@
-"""Two ranks of DeepSpeed ZeRO-3 that publish their shards after every step; run under torchrun.
+"""Two ranks of DeepSpeed ZeRO-3 that publish their shards after every step; run in a nursery.
 
-``python shard_probe.py STORE OUT STEPS``: rank 0 also writes the gathered weights of every version to OUT/VERSION.npz.
+Arguments STORE OUT STEPS: rank 0 also writes the gathered weights of every version to OUT/VERSION.npz.
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,9 @@ from headrace.trainers.ranks import Ranks
 from headrace.trainers.sharded_publisher import ShardedPublisher
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """See the module's text."""
-    store, out, steps = sys.argv[1:4]
+    store, out, steps = arguments
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
@@ -56,7 +57,3 @@ def main() -> None:
         engine.backward(loss)
         engine.step()
     ranks.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Several ranks publish one version: what readers get is the gathered model, bit for bit."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -10,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nursery import Nursery
 from thread_ranks import on_ranks
 
 from headrace.connectors.lifetime import StopSignal
@@ -26,7 +24,6 @@ from headrace.trainers.sharded_publisher import ShardedPublisher
 from headrace.trainers.step_to_delta import DeltaPublisher, VersionCommits
 from headrace.trainers.version_share import VersionShare, share_of
 
-PROBE = Path(__file__).parents[2] / "kit" / "shard_probe.py"
 SHAPES = {"embed": (50, 30), "norm": (30,), "up": (40, 33)}
 
 
@@ -139,16 +136,12 @@ def test_every_byte_goes_from_its_holder_to_its_owner_once(ranks: int) -> None:
 def test_shards_of_zero3_are_published_without_gathering(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROBE)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "store"), str(tmp_path / "out"), "4"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    nursery = Nursery(tmp_path)
+    try:
+        for rank in nursery.start_ranks(2, str(tmp_path / "store"), str(tmp_path / "out"), "4", program="shards"):
+            assert rank.wait(240) == 0, rank.log()
+    finally:
+        nursery.close()
     store = LocalStore(tmp_path / "store")
     reader = WeightReader(store, "first", "main")
     for version in range(4):
