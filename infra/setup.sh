@@ -58,8 +58,9 @@ fi
 index=()
 if [ -n "${TORCH_INDEX:-}" ]; then index=(--extra-index-url "$TORCH_INDEX"); fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
+# Of some 27,000 modules a run imports a tenth: Python compiles those when it first needs them, and pip none.
 # The expansion below keeps an empty array legal under `set -u` in the bash of macOS.
-install() { pip install --quiet --quiet "$@" ${index[@]+"${index[@]}"}; }
+install() { pip install --quiet --quiet --no-compile "$@" ${index[@]+"${index[@]}"}; }
 step() { say "$1 ($((SECONDS - started)) s)"; }
 
 step "torch $torch_version"
