@@ -42,10 +42,10 @@ from headrace.trainers.update import Learner
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "sort_digits"
 LOSSES: dict[str, dict[str, Any]] = {
-    "grpo": {}, "m2po": {}, "decoupled_ppo": {}, "tis": {"anchor": "behave", "correction": {"upper": 1.0}}, "cispo": {},
+    "grpo": {}, "m2po": {}, "decoupled_ppo": {}, "tis": {"anchor": "behave", "correction": {"upper": 5.0}}, "cispo": {},
     "topr": {},
 }  # fmt: skip
-"""Loss plug-in -> its options where they are not its defaults: those of ROLL's code for tis."""
+"""Loss plug-in -> its options where they are not its defaults: those of the paper for tis."""
 DEPTHS, SEEDS, STEPS, UPDATES = (0, 2, 8), (0, 1), 300, 4
 GROUPS, REPLICAS = 32, 8
 HELD_OUT = 8
