@@ -149,6 +149,12 @@ class TrainerConfig(Section):
     def _fits_together(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {self.betas}; decay rates are from 0 to below 1")
+        place = self.checkpoint_url
+        if place not in ("", "store") and "://" not in place and not place.startswith("/"):
+            raise ValueError(
+                f"checkpoint_url is {place!r}: give store, s3://bucket/prefix or file:///folder; a folder below "
+                "wherever a trainer happens to be started would not be found again"
+            )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
                 f"sequence_parallel {self.sequence_parallel} does not divide the {self.ranks} ranks: every sequence is "

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
-from headrace.connectors.model_folder import tokenizer_digest
 from headrace.connectors.schema_ids import take_schema_ids
 from headrace.connectors.stores.open import open_store
 from headrace.connectors.stores.probe import open_for_commits
 from headrace.connectors.stores.store import ObjectStore
 from headrace.schemas.config import RunConfig, TrainerConfig, read_config
 from headrace.schemas.errors import ConfigurationError
-from headrace.schemas.records import RunManifest, Stop
+from headrace.schemas.records import Stop
+from headrace.trainers.same_tokenizer import check_tokenizer
 
 __all__ = ("main",)
 
@@ -48,7 +48,7 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
     connection = Connection.of(config.kafka, config.run.id, given.bootstrap or None, role="trainer")
     connection.patient(stop.is_set).wait_for_broker()
     take_schema_ids(connection, config.registry)
-    _check_run(connection, config, given.policy)
+    check_tokenizer(connection, config.policies[given.policy].model)
     _check_ranks(trainer, connection.partition_count(f"batches.{given.policy}"))
     if _has_stopped(connection, config.policy_names().index(given.policy)):
         if given.resume_from is not None:
@@ -58,17 +58,11 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with stop.at_once():
-        import torch
-
-        from headrace.trainers.backends.open import open_backend
+        from headrace.trainers.backends.open import open_rank
         from headrace.trainers.batch_to_step import Rewind, Trainer
         from headrace.trainers.lanes import Stopped
-        from headrace.trainers.ranks import Ranks
 
-        torch.set_num_threads(trainer.threads)
-        torch.manual_seed(config.run.seed)
-        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed", sharing=trainer.sequence_parallel)
-        backend = open_backend(trainer, config.policies[given.policy].model, ranks)
+        ranks, backend = open_rank(config, given.policy)
         store = _store(config, leads=ranks.leads)
         gc.freeze()
     rewind = Rewind(version=given.resume_from, discard=given.discard) if given.resume_from is not None else None
@@ -99,24 +93,6 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> int | None:
 def _store(config: RunConfig, *, leads: bool) -> ObjectStore:
     """The run's object store: the configured one, else the run folder's; who commits sees that it can."""
     return (open_for_commits if leads else open_store)(config.store, config.run_folder())
-
-
-def _check_run(connection: Connection, config: RunConfig, policy: str) -> None:
-    """Refuse a model whose tokenizer is not the one that the run was created with."""
-    manifest = None
-    for raw in connection.read_topic("run"):
-        record = raw.decoded_if_ours()
-        if isinstance(record, RunManifest):
-            manifest = record
-    if manifest is None or not manifest.tokenizer_digest:
-        return
-    folder = config.policies[policy].model
-    found = tokenizer_digest(folder)
-    if found != manifest.tokenizer_digest:
-        raise ConfigurationError(
-            f"the tokenizer in {folder} is not the one that run {config.run.id} was created with (digest {found[:12]}, "
-            f"{manifest.tokenizer_digest[:12]} wanted): token ids would mean other text"
-        )
 
 
 def _has_stopped(connection: Connection, policy: int) -> bool:

@@ -15,6 +15,7 @@ from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal, exit_with
 from headrace.schemas.config import read_config
 from headrace.schemas.errors import ConfigurationError
+from headrace.trainers.same_tokenizer import check_tokenizer
 
 __all__ = ("main",)
 
@@ -48,20 +49,14 @@ def _train(given: argparse.Namespace, stop: StopSignal) -> None:
     )
     connection = Connection.of(recorded.kafka, recorded.run.id, given.bootstrap).patient(stop.is_set)
     connection.wait_for_broker()
-    trainer = config.trainer_of(given.policy)
+    check_tokenizer(connection, config.policies[given.policy].model)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with stop.at_once():
-        import torch
-
-        from headrace.trainers.backends.open import open_backend
+        from headrace.trainers.backends.open import open_rank
         from headrace.trainers.lanes import Stopped
         from headrace.trainers.log_trainer import LogTrainer
-        from headrace.trainers.ranks import Ranks
 
-        torch.set_num_threads(trainer.threads)
-        torch.manual_seed(config.run.seed)
-        ranks = Ranks.from_environment(group=trainer.backend == "deepspeed", sharing=trainer.sequence_parallel)
-        backend = open_backend(trainer, config.policies[given.policy].model, ranks)
+        ranks, backend = open_rank(config, given.policy)
     worker = LogTrainer(
         config,
         recorded,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,11 @@ from nursery import Nursery
 from trainer_feed import Feed, local_broker, make_config, make_model, trainer_arguments
 
 from headrace.connectors.kafka import Connection
-from headrace.schemas.config import RunConfig, dump_config
+from headrace.connectors.model_folder import tokenizer_digest
+from headrace.schemas.codec import encode
+from headrace.schemas.config import PolicyConfig, RunConfig, dump_config
 from headrace.schemas.errors import EXIT_CONFIGURATION
+from headrace.schemas.records import RunManifest
 
 BATCHES = 8
 
@@ -29,6 +33,11 @@ class Archive:
         for number in range(1, BATCHES + 1):
             self.fed.batch(number)
         self.fed.end()
+        manifest = RunManifest(
+            run="recorded", created_ms=1, tokenizer_digest=tokenizer_digest(model), policies=["main"]
+        )
+        self.fed.connection.produce(self.fed.producer_of_run(), "run", encode(manifest), key=b"manifest")
+        self.fed.producer_of_run().flush(10)
         trainer = nursery.start(*trainer_arguments(self.config, broker))
         assert trainer.wait(120) == 0, trainer.log()
 
@@ -141,3 +150,13 @@ def test_what_was_not_trained_cannot_be_trained_again(archive: Archive) -> None:
     assert "it has trained batches 1 to 8" in said
     said = archive.train(archive.again("nobody"), "--first", "9", code=EXIT_CONFIGURATION)
     assert "batches 9 to 8" in said
+
+
+def test_a_model_that_reads_other_text_in_the_same_tokens_is_refused(archive: Archive, tmp_path: Path) -> None:
+    model = shutil.copytree(archive.config.policies["main"].model, tmp_path / "other")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= {"0": 5, "1": 4}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = archive.again("other-words")
+    config = config.model_copy(update={"policies": {"main": PolicyConfig(model=str(model))}})
+    assert "token ids would mean other text" in archive.train(config, code=EXIT_CONFIGURATION)

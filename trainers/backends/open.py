@@ -3,14 +3,25 @@
 from typing import cast
 
 from headrace.connectors.plugins import load
-from headrace.schemas.config import TrainerConfig
+from headrace.schemas.config import RunConfig, TrainerConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.trainers.backends.backend import Backend
 from headrace.trainers.ranks import Ranks
 
-__all__ = ("open_backend", "open_critic", "open_deepspeed", "open_torch")
+__all__ = ("open_backend", "open_critic", "open_deepspeed", "open_rank", "open_torch")
 
 _METHODS = ("logprobs", "backward", "step", "weights", "shapes", "shards", "save", "load")
+
+
+def open_rank(config: RunConfig, policy: str) -> tuple[Ranks, Backend]:
+    """This process as a rank of a policy's trainer, with its threads and seed, and its backend; collective."""
+    import torch
+
+    trainer = config.trainer_of(policy)
+    torch.set_num_threads(trainer.threads)
+    torch.manual_seed(config.run.seed)
+    ranks = Ranks.from_environment(group=trainer.backend == "deepspeed", sharing=trainer.sequence_parallel)
+    return ranks, open_backend(trainer, config.policies[policy].model, ranks)
 
 
 def open_backend(config: TrainerConfig, folder: str, ranks: Ranks) -> Backend:

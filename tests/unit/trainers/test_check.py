@@ -86,7 +86,7 @@ def test_numbers_that_would_train_nothing_or_the_wrong_way_are_refused(
     "setting",
     [
         {"max_grad_norm": -1}, {"betas": (1.5, 0.9)}, {"weight_decay": -1}, {"threads": 0}, {"lr": float("inf")},
-        {"ranks": 4, "sequence_parallel": 3},
+        {"ranks": 4, "sequence_parallel": 3}, {"checkpoint_url": "stroe"},
     ],
     ids=str,
 )  # fmt: skip
