@@ -183,7 +183,8 @@ class Transaction:
 
         Raises TransactionAborted, ProducerLost.
         """
-        self.begin()
+        if not self.open:
+            self.begin()
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]

@@ -56,12 +56,12 @@ class _Known:
     """Writer schemas by fingerprint and by id: (record name, parsed schema)."""
 
     def __init__(self) -> None:
-        self.by_fingerprint: dict[str, tuple[str, Any]] = {}
+        self.by_fingerprint: dict[bytes, tuple[str, Any]] = {}
         self.by_id: dict[int, tuple[str, Any]] = {}
 
     def add_packaged(self, name: str) -> None:
         parsed, number, fingerprint = _packaged(name)
-        self.by_fingerprint[fingerprint] = self.by_id[number] = name, parsed
+        self.by_fingerprint[fingerprint.encode()] = self.by_id[number] = name, parsed
 
     def add(self, schema: dict[str, Any], number: int | None = None) -> None:
         fingerprint = fingerprint_of(schema)
@@ -69,8 +69,7 @@ class _Known:
         same = packaged is not None and packaged[2] == fingerprint  # then nothing has to be resolved at every record
         parsed = packaged[0] if packaged is not None and same else fastavro.parse_schema(schema)
         # one entry for one schema: ``decode_received`` asks whether two names mean the same
-        entry = self.by_fingerprint.get(fingerprint) or (schema["name"], parsed)
-        self.by_fingerprint[fingerprint] = entry
+        entry = self.by_fingerprint.setdefault(fingerprint.encode(), (schema["name"], parsed))
         self.by_id[_id(_canonical(schema)) if number is None else number] = entry
 
 
@@ -251,12 +250,16 @@ def _written(value: bytes | None, headers: Headers | None) -> tuple[bytes, tuple
     magic, number = _PREFIX.unpack_from(value)
     if magic != 0:
         raise UndecodableRecord(f"first byte is {magic}, not 0: not in Confluent's wire format")
-    known, named = _known(), _named(headers)
-    by_id = known.by_id.get(number)
-    entry = known.by_fingerprint.get(named) or by_id
+    known, named = _known(), b""
+    entry = by_id = known.by_id.get(number)
+    for header, mark in headers or ():
+        if header == "hr-schema" and mark:
+            named, entry = mark, known.by_fingerprint.get(mark) or by_id
+            break
     if entry is None:
+        words = named.decode("ascii", "replace") or "absent"
         raise UndecodableRecord(
-            f"unknown schema: id {number}, hr-schema {named or 'absent'}; is the writer newer than this reader?"
+            f"unknown schema: id {number}, hr-schema {words}; is the writer newer than this reader?"
         )
     return value, entry, entry is by_id and number >= _OWN_IDS
 
@@ -293,14 +296,6 @@ def _read(value: bytes, name: str, writer: Any, *, keep_wire: bool) -> Record:
     if end != len(value):
         raise UndecodableRecord(f"{len(value) - end} bytes follow the {name}")
     return record
-
-
-def _named(headers: Headers | None) -> str:
-    """The fingerprint in the header ``hr-schema``, empty when there is none."""
-    for name, value in headers or ():
-        if name == "hr-schema" and value:
-            return value.decode("ascii", "replace")
-    return ""
 
 
 def to_plain(record: Any) -> Any:

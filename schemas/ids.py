@@ -6,6 +6,7 @@ Pure functions. Everything a process names on a cluster comes from here, so that
 import hashlib
 import re
 import zlib
+from functools import lru_cache
 
 from headrace.schemas.errors import ConfigurationError
 
@@ -42,6 +43,7 @@ def topic_name(run: str, topic: str) -> str:
     return f"{run}.{topic}"
 
 
+@lru_cache(4096)
 def unprefixed(run: str, topic: str) -> str:
     """The topic's name within its run (the inverse of ``topic_name``)."""
     return topic.removeprefix(f"{run}.")

@@ -8,7 +8,6 @@ that made it, not the transaction.
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
-from typing import NamedTuple
 
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.stage import Metrics, Received, Store
@@ -26,14 +25,8 @@ STATE_PREFIX = b"s"
 """First byte of the store keys that belong to the stage."""
 
 
-class Output(NamedTuple):
-    """One buffered output record; ``topic`` is without the run's prefix."""
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes
-    headers: list[tuple[str, bytes | None]]
+Output = tuple[str, int, bytes | None, bytes, list[tuple[str, bytes | None]]]
+"""One buffered output record: topic without the run's prefix, partition, key, value, headers."""
 
 
 class TaskContext:
@@ -89,7 +82,7 @@ class TaskContext:
                 f"{describe(record)}: {len(value)} bytes for {topic}[{partition}] are over the limit of "
                 f"{MAX_VALUE_BYTES}; offload arrays to the object store (rollout.offload_bytes)"
             )
-        self.outputs.append(Output(topic, partition, key, value, self._headers_of(record)))
+        self.outputs.append((topic, partition, key, value, self._headers_of(record)))
 
     def _headers_of(self, record: Record) -> list[tuple[str, bytes | None]]:
         headers = self._headers.get(type(record))

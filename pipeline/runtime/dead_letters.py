@@ -79,7 +79,7 @@ class UnusableShare:
     def usable(self, topic: str) -> None:
         """Note a record that was used."""
         last = self._last[topic]
-        if self._bad[topic] and len(last) == last.maxlen:
+        if topic in self._bad and len(last) == last.maxlen:
             self._bad[topic] -= last[0]
         last.append(False)
 

@@ -6,7 +6,7 @@ taken back, so that a failing call leaves nothing half done. ``MemoryStore`` kee
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from headrace.schemas.errors import InvalidRecord
 
@@ -32,6 +32,8 @@ class OverlayStore(ABC):
     def __init__(self) -> None:
         self._overlay: dict[bytes, bytes | None] = {}
         self._undo: list[tuple[bytes, bytes | _Absent | None]] = []
+        self.mark: Callable[[], None] = self._undo.clear
+        """Start a call whose writes ``undo`` takes back."""
 
     @abstractmethod
     def _read(self, key: bytes) -> bytes | None:
@@ -87,10 +89,6 @@ class OverlayStore(ABC):
         """Entries whose key starts with ``prefix``, in byte order, as they are at this call."""
         over = sorted((k, v) for k, v in self._overlay.items() if k.startswith(prefix))
         return _merged(self._range(prefix), over) if over else self._range(prefix)
-
-    def mark(self) -> None:
-        """Start a call whose writes ``undo`` takes back."""
-        self._undo.clear()
 
     def undo(self) -> None:
         """Take back every write since ``mark``."""

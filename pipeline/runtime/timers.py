@@ -7,6 +7,7 @@ that the inputs were read far enough.
 
 import heapq
 import struct
+from collections.abc import Callable
 
 from headrace.pipeline.runtime.store import OverlayStore
 
@@ -26,6 +27,8 @@ class Timers:
         self._armed: dict[str, tuple[int, int]] = {}
         self._heap: list[tuple[int, str]] = []
         self._undo: list[tuple[str, tuple[int, int] | None]] = []
+        self.mark: Callable[[], None] = self._undo.clear
+        """Start a call whose changes ``undo`` takes back."""
         self.reload()
 
     def __len__(self) -> int:
@@ -79,10 +82,6 @@ class Timers:
         for key, at, due in moved:
             self._set(key, (at, due + end_ms - start_ms))
         return len(moved)
-
-    def mark(self) -> None:
-        """Start a call whose changes ``undo`` takes back."""
-        self._undo.clear()
 
     def undo(self) -> None:
         """Take back every change since ``mark``; the store's own entries are undone by the store."""

@@ -259,24 +259,24 @@ class Worker:
 
     def _read(self) -> None:
         """Fold records until nothing came for 2 ms or the turn is old or large enough."""
-        poll = self._consumer.poll
+        poll, fold, now = self._consumer.poll, self._fold, time.monotonic
         message = poll(self._patience())
         if message is None:
             return
-        began = time.monotonic()
+        began = now()
         limit = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, 10 * self._transaction.last_commit_seconds))
         records = size = 0
         heard = False
         while message is not None:
             if message.error() is None:
-                self._fold(message)
+                fold(message)
                 records += 1
                 size += len(message)
                 if records >= TURN_RECORDS or size >= TURN_BYTES:
                     break
             else:
                 heard |= self._meet(message)
-            if time.monotonic() - began >= limit or self._members.given is not None:
+            if now() - began >= limit or self._members.given is not None:
                 break
             message = poll(DRY_SECONDS)
         self._folded += records
