@@ -1,12 +1,12 @@
-"""At depth 0 one seed gives one run: the same prompts, tokens, rewards and batches, whatever the timing was."""
+"""At depth 0 one seed gives one run, and no token is stale: the same tokens and batches, whatever the timing was."""
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from recipe_run import HEADRACE, RECIPE, ROOT, reported, verified
 
 from headrace.connectors.kafka import Connection
 from headrace.pipeline.launch.folder import RunFolder
@@ -14,12 +14,11 @@ from headrace.pipeline.launch.local_broker import broker_of
 from headrace.schemas.codec import encode
 from headrace.schemas.records import Item
 
-ROOT = Path(__file__).resolve().parents[2]
-HEADRACE = Path(sys.executable).with_name("headrace")
 SHORT = (
     "policies.main.depth=0", "trainer.backend=torch", "trainer.max_steps=3", "trainer.batch_groups=4",
     "eval.dataset=", "eval.every=0",
 )  # fmt: skip
+EVALUATED = (f"eval.dataset={ROOT / 'recipes/sort_digits/eval.jsonl'}", "eval.every=2", "eval.limit=8")
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -45,23 +44,14 @@ def weights_of(folder: Path) -> np.ndarray:
     return np.frombuffer((folder / "model" / "main" / "model.safetensors").read_bytes(), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that sorts sometimes."""
-    out = tmp_path_factory.mktemp("warm") / "model"
-    command = [sys.executable, ROOT / "recipes/sort_digits/warm_start.py", "--out", out, "--steps", "150"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return out
-
-
 @pytest.mark.parametrize(
     "filters", [("operators=[]",), ("policies.main.exact_refill=true",)], ids=["no filter", "dynamic sampling"]
 )
 def test_one_seed_gives_one_run(tmp_path: Path, warm: Path, filters: tuple[str, ...]) -> None:
-    """Two runs, the second with fewer slots and two workers: other timing, other places, equal data."""
-    for name, more in (("one", ()), ("two", ("rollout.slots=24", "rollout.workers=2"))):
+    """Two runs, the second with fewer slots, two workers and evaluations: other timing, other places, equal data."""
+    for name, more in (("one", ()), ("two", ("rollout.slots=24", "rollout.workers=2", *EVALUATED))):
         own = (f"run.folder={tmp_path}", f"run.id={name}", f"policies.main.model={warm}")
-        words = [HEADRACE, "run", "@", ROOT / "recipes/sort_digits/run.toml", *own, *SHORT, *filters, *more]
+        words = [HEADRACE, "run", "@", ROOT / RECIPE, *own, *SHORT, *filters, *more]
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     first, second = (items_of(tmp_path / name) for name in ("one", "two"))
@@ -73,3 +63,6 @@ def test_one_seed_gives_one_run(tmp_path: Path, warm: Path, filters: tuple[str, 
             assert np.abs(mine.logprobs - theirs.logprobs).max() < 1e-5
     a, b = (weights_of(tmp_path / name) for name in ("one", "two"))
     assert (a != b).mean() < 1e-3
+    figures = reported(tmp_path / "two")
+    assert figures["max_staleness"] == 0 and figures["loop_latency_ms"] is not None
+    assert "staleness is at most 0" in verified(tmp_path / "two")

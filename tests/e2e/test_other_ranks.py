@@ -92,4 +92,3 @@ def test_one_rank_then_two_then_another_backend(tmp_path: Path) -> None:
     first = np.concatenate([array.ravel() for array in start.layout.views(start.data).values()])
     moved = weights_of(calm) - (first.astype(np.uint32) << 16).view(np.float32)
     assert np.linalg.norm(weights_of(calm) - weights_of(last)) < 0.05 * np.linalg.norm(moved)
-
