@@ -112,7 +112,7 @@ class Rig:
         import torch
         from safetensors.torch import load_file
 
-        bits = {}
+        bits: dict[str, np.ndarray] = {}
         for name, value in load_file(self.model / "model.safetensors").items():
             scaled = (value.float() * (1 + 0.02 * version)).to(torch.bfloat16)
             if nan and "norm" in name:
@@ -120,6 +120,10 @@ class Rig:
             bits[name] = scaled.view(torch.int16).numpy().view(np.uint16)
         if whole:
             self.publisher = self.head = None
+        self.publish_bits(version, bits)
+
+    def publish_bits(self, version: int, bits: dict[str, np.ndarray]) -> None:
+        """Publish these weights, bfloat16 as bits."""
         if self.publisher is None:
             layout = Layout.of(bits, dict.fromkeys(bits, "bfloat16"))
             self.publisher = DeltaPublisher(self.store, self.config.run.id, "main", layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.engine_truth import Bits, drain, folder_bits, mislabelled, requests, soak, telling_bits
+from lent_engine import worker_around
+from rollout_rig import Rig
+from runtime_servers import LocalBroker
 from transformers import AutoModelForCausalLM
 
 from headrace.connectors.engines.engine import Engine, Generation, PromptTooLong, Request, WeightsRefused, generate
@@ -256,6 +260,51 @@ def test_every_token_is_labelled_with_the_weights_that_sampled_it(subject: Subje
     if subject.real:
         assert mislabelled(bits, asked, done) == []
     assert subject.engine.active == 0
+
+
+def test_a_whole_worker_around_it_takes_tasks_and_weights_and_gives_true_versions(
+    subject: Subject, tmp_path: Path
+) -> None:
+    """Tasks and weights as a run sends them, over a broker and a store; updates overtake what is being sampled."""
+    if subject.kind != "vllm":
+        pytest.skip("tests/contract/test_rollout_worker.py has the worker with the others")
+    server, bits = LocalBroker(tmp_path / "broker"), folder_bits(subject.folder)
+    server.start()
+    try:
+        rig = Rig(server.bootstrap, tmp_path / "run", subject.folder, 1, engine="lent_engine:lent", max_new_tokens=60)
+        rig.write("run", rig.manifest, 0, key=b"manifest")
+        rig.publish_bits(0, telling_bits(bits, 0))
+        with worker_around(subject.engine, rig):
+            demand, groups = rig.demand(), itertools.count()
+            overtaken = False
+            for version in range(1, 30):
+                mine = [next(groups) for _ in range(8)]
+                for group in mine:
+                    rig.to_worker(rig.task(demand, group, sampling=Sampling(max_new_tokens=60)))
+                rig.publish_bits(version, telling_bits(bits, version))
+                rig.demand(lambda d, version=version: d.policies[0].version == version and not d.held)  # type: ignore[misc]
+                made = [rig.trajectory(group).sequences[0] for group in mine]
+                overtaken = overtaken or any(one.oldest_version < one.newest_version for one in made)
+                if overtaken and version > 3:
+                    break
+            late = next(groups)
+            rig.to_worker(rig.task(demand, late, min_version=version + 5))
+            rig.publish_bits(version + 5, telling_bits(bits, version + 5))
+            last = rig.trajectory(late).sequences[0]
+        assert overtaken, "no completion was overtaken by an update"
+        assert set(last.versions[last.prompt_length :].tolist()) == {version + 5}, "sampled by nothing older"
+        found = [t.sequences[0] for t in rig.decoded("trajectories")]
+        assert {t.status for t in rig.decoded("trajectories")} == {"train"}
+        asked = [Request(key, s.tokens[: s.prompt_length], s.sampling) for key, s in enumerate(found)]
+        done = {
+            key: Generation(key, "stop", s.tokens[n:], s.logprobs[n:], s.versions[n:])
+            for key, s in enumerate(found)
+            for n in (s.prompt_length,)
+        }
+        assert mislabelled(bits, asked, done) == []
+        rig.reader.close()
+    finally:
+        server.kill()
 
 
 def test_equal_prompts_after_an_update_find_nothing_of_the_version_before(subject: Subject) -> None:
