@@ -114,6 +114,7 @@ def _fed(feed: Feed, ended: Ended, process: subprocess.Popen[bytes], seconds: fl
         wanted = min(int(passed * GROUPS_PER_SECOND), ended.count + UNDER_WAY)
         if wanted > fed:
             feed.admit(range(fed, wanted), watermark=ended.below - 1 - BEHIND)
+            feed.flush()  # a trajectory that lies there before its group is admitted is dropped
             feed.trajectories(range(fed, wanted))
             feed.flush()
             fed = wanted
