@@ -17,7 +17,8 @@ class TISOptions(AnchoredOptions):
     """correction: per token, up to 2; for one weight a sequence ``{level = "sequence", product = true}``.
 
     anchor: ``prox`` weighs by prox / behave, the same in all updates of a batch (verl); ``behave`` by new / behave, so
-    that a token weighs less the further the policy has gone from what sampled it (ROLL Flash: C = 5 in the paper, 1 in its code).
+    that a token weighs less the further the policy has gone from what sampled it (ROLL Flash: C = 5 in the paper, 1 in
+    its code).
     """
 
     correction: Correction = Correction(level="token", action="clamp", upper=2.0)
