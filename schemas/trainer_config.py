@@ -155,7 +155,8 @@ class TrainerConfig(Section):
                 f"checkpoint_url is {place!r}: give store, s3://bucket/prefix or file:///folder; a folder below "
                 "wherever a trainer happens to be started would not be found again"
             )
-        if self.ranks % self.sequence_parallel:
+        # One rank here may be many of a launcher across machines; they are counted when they start.
+        if self.ranks > 1 and self.ranks % self.sequence_parallel:
             raise ValueError(
                 f"sequence_parallel {self.sequence_parallel} does not divide the {self.ranks} ranks: every sequence is "
                 "shared by so many; set ranks to a multiple of it"
