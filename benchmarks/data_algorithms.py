@@ -24,7 +24,6 @@ from benchmarks.losses import warm_start
 from headrace.schemas.config import load_config
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "data_algorithms"
-DATA = RECIPE.parent / "sort_digits"
 VARIANTS = ("vanilla", "dynamic_sampling", "replay_0.3", "replay_0.5", "replay_0.7", "greso")
 SEEDS = (0, 1, 2)
 BASELINE = "dynamic_sampling"
@@ -36,7 +35,7 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 def play(variant: str, seed: int, warm: Path, batches: int) -> dict[str, Any]:
     """The figures of one run that trains so many full batches."""
     overrides = [
-        f"run.seed={seed}", f"policies.main.model={warm}", f"streams.main.dataset={DATA / 'train.jsonl'}",
+        f"run.seed={seed}", f"policies.main.model={warm}", f"streams.main.dataset={RECIPE / 'train.jsonl'}",
         f"trainer.max_samples={batches * BATCH_SAMPLES}",
     ]  # fmt: skip
     config = load_config([RECIPE / "run.toml", RECIPE / f"{variant}.toml"], overrides)

@@ -26,6 +26,8 @@ from headrace.trainers.ranks import Ranks
 from headrace.trainers.update import Learner
 
 WORKER, AHEAD = "worker", 256
+ENDS = 4
+"""Samples of every held-out prompt at the start and at the end; in between it is one."""
 
 
 class DataRun:
@@ -46,14 +48,17 @@ class DataRun:
         self._load()
 
     def play(self, eval_every: int) -> dict[str, Any]:
-        """Sample and train until the data's end by samples; figures, and [rollouts, accuracy] along the way."""
-        began = time.monotonic()
+        """Sample and train until the data's end by samples; figures, and [rollouts, accuracy] along the way.
+
+        ``visits``: offers of each prompt, those that were skipped included. ``seconds``: of processor time.
+        """
+        began = time.process_time()
         held_out = prompts_of("eval.jsonl")
-        curve = [[0, self.sampler.accuracy(held_out * 2)]]
+        curve = [[0, self.sampler.accuracy(held_out * ENDS)]]
         while self._turn():
             if self.version % eval_every == 0 and len(curve) <= self.version // eval_every:
                 curve.append([self.rollouts, self.sampler.accuracy(held_out)])
-        curve.append([self.rollouts, self.sampler.accuracy(held_out * 2)])
+        curve.append([self.rollouts, self.sampler.accuracy(held_out * ENDS)])
         ledger = self.driver.records("ledger")
         return {
             "accuracy": curve[-1][1],
@@ -62,7 +67,8 @@ class DataRun:
             "steps": self.version,
             "filtered_groups": sum(isinstance(r, Closed) and r.reason == "filtered" for r in ledger),
             "skipped_prompts": sum(isinstance(r, Skipped) for r in ledger),
-            "seconds": time.monotonic() - began,
+            "visits": self._offered() / len(self.dataset),
+            "seconds": time.process_time() - began,
             "curve": curve,
         }
 
@@ -79,11 +85,15 @@ class DataRun:
 
     def _publish(self) -> None:
         """Prompts of the stream in the source's order, a stretch ahead of what is used."""
-        used = sum(isinstance(r, Skipped) for r in self.driver.records("ledger"))
-        used += sum(len(self.driver.log["admissions", p]) for p in range(self.config.run.group_partitions))
-        while self.position < used + AHEAD:
+        ahead = self._offered() + AHEAD
+        while self.position < ahead:
             self.driver.append("prompts", self.dataset.prompt(self.position))
             self.position += 1
+
+    def _offered(self) -> int:
+        """Prompts that were skipped or became a group."""
+        skipped = sum(isinstance(r, Skipped) for r in self.driver.records("ledger"))
+        return skipped + sum(len(self.driver.log["admissions", p]) for p in range(self.config.run.group_partitions))
 
     def _demand(self) -> None:
         self.driver.append(

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.form import Figure, main
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "solver_verifier" / "run.toml"
 SYNCHRONOUS = ("policies.solver.depth=0", "policies.verifier.depth=0", "streams.main.pacing=all")
 POLICIES = ("solver", "verifier")
+WAYS = ("asynchronous", "synchronous")
 
 
 def command(parent: Path, name: str, overrides: Sequence[str]) -> list[str]:
@@ -46,6 +48,13 @@ def training_seconds(folder: Path) -> float:
     """From the first Step of either policy to the last."""
     times = [step["finished_ms"] for step in steps(folder)]
     return (max(times) - min(times)) / 1000
+
+
+def quarters(folder: Path, policy: int) -> tuple[float, float]:
+    """Mean raw reward of what a policy was trained on, over the first and over the last quarter of its versions."""
+    rewards = [step["metrics"]["reward/raw_mean"] for step in steps(folder) if step["policy"] == policy]
+    part = max(1, len(rewards) // 4)
+    return fmean(rewards[:part]), fmean(rewards[-part:])
 
 
 def run(parent: Path, name: str, overrides: Sequence[str]) -> tuple[dict[str, Any], float]:
@@ -118,18 +127,18 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
         parent = Path(name)
         report, apart = run(parent, "asynchronous", extra)
         _, together = run(parent, "synchronous", [*SYNCHRONOUS, *extra])
+        learned = {name: [quarters(parent / way, at) for way in WAYS] for at, name in enumerate(POLICIES)}
         stop = stopped_trainer(parent, 10.0 if given.quick else 60.0)
     yield Figure("synchronous_over_asynchronous", together / apart, "x", target=1.0, anchor="the same versions")
     yield Figure("asynchronous_seconds", apart, "s", anchor="first to last Step")
     yield Figure("synchronous_seconds", together, "s", anchor="first to last Step")
-    for policy in report["policies"]:
-        name = policy["policy"]
-        gain = (policy["reward_final"] or 0) - (policy["reward_start"] or 0)
-        yield Figure(f"{name}_reward_start", policy["reward_start"] or 0, anchor="groups of the first tenth")
-        yield Figure(f"{name}_reward_final", policy["reward_final"] or 0, anchor="groups of the last tenth")
-        yield Figure(f"{name}_reward_gain", gain, target=None if given.quick else 0.05)
-        for role, (first, last) in report["policies"][0]["by_role"].items() if name == POLICIES[0] else ():
-            yield Figure(f"{role}_held_out_gain", last - first, anchor=f"held-out, {first:.3f} at version 0")
+    for name, ((first, last), (first_apart, last_apart)) in learned.items():
+        yield Figure(f"{name}_reward_first", first, anchor="trained on, first quarter of the versions")
+        beside = f"last quarter; synchronously {first_apart:.3f} -> {last_apart:.3f}"
+        yield Figure(f"{name}_reward_last", last, anchor=beside)
+        yield Figure(f"{name}_reward_gain", last - first, target=None if given.quick else 0.05)
+    for role, (before, after) in report["policies"][0]["by_role"].items():
+        yield Figure(f"{role}_held_out_gain", after - before, anchor=f"held-out, {before:.3f} at version 0")
     yield Figure("rate_while_other_stands", stop["while"] / stop["before"], "x", target=0.9, anchor="its rate before")
     yield Figure("steps_of_who_stands", stop["stood"], target=1, at_least=False, anchor="one may have been under way")
     yield Figure("unclaimed", stop["unclaimed"], "groups", target=1, anchor="named in the report")
