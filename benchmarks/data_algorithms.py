@@ -3,7 +3,7 @@
 Figure 18 of the AstraFlow paper in miniature, on the recipe `data_algorithms`: its stages with their operators, its
 engine and its trainer in one process, so that counts are exact (see `data_algorithms_run`). Finished runs are kept in
 --keep FOLDER and not repeated; --plot FILE draws accuracy over rollouts; --json as for all, `--quick` is one seed and
-two batches. About a minute a run on an idle core.
+two batches. About 15 seconds of processor time a run.
 """
 
 from __future__ import annotations
