@@ -268,9 +268,7 @@ class SimConsumer:
 
     # membership
 
-    def subscribe(
-        self, topics: list[str], *, on_assign: Callback, on_revoke: Callback, on_lost: Callback
-    ) -> None:
+    def subscribe(self, topics: list[str], *, on_assign: Callback, on_revoke: Callback, on_lost: Callback) -> None:
         """Join the group."""
         self._process.check()
         self._topics = topics

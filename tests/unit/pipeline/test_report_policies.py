@@ -62,5 +62,3 @@ def test_held_out_rewards_are_told_by_role() -> None:
     (figures, _) = policy_figures(config(a=False, b=False), tally)
     assert figures.by_role == {"solver": [0.25, 0.5], "judge": [0.5, 1.0]}
     assert figures.accuracy_final == 1.0 and ", judge 0.500 -> 1.000" in figures.summary()
-
-

@@ -100,8 +100,10 @@ def test_changes_that_break_old_data_are_named(what: str) -> None:
 PRIMITIVES = st.sampled_from(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
 TYPES = st.recursive(
     PRIMITIVES | st.lists(PRIMITIVES, min_size=1, max_size=3, unique=True),
-    lambda inner: st.builds(lambda items: {"type": "array", "items": items}, inner)
-    | st.builds(lambda values: {"type": "map", "values": values}, inner),
+    lambda inner: (
+        st.builds(lambda items: {"type": "array", "items": items}, inner)
+        | st.builds(lambda values: {"type": "map", "values": values}, inner)
+    ),
     max_leaves=3,
 )
 

@@ -117,7 +117,7 @@ def test_episodes_overlap_and_those_beyond_the_processes_wait() -> None:
         return time.monotonic() - began, len({m[1].details["pid"] for m in made})
 
     seconds, pids = run(play)
-    assert 0.95 < seconds < 1.9 and pids == 2, 'two at a time, two after each other'
+    assert 0.95 < seconds < 1.9 and pids == 2, "two at a time, two after each other"
 
 
 def test_a_cancelled_episode_frees_its_process_at_once() -> None:

@@ -46,7 +46,7 @@ for question in (None, "And tomorrow?"):
 print("thinking aloud")
 print(json.dumps({"reward": {"length": float(len(messages)), "style": 0.5}, "completion": messages[-1]["content"]}))
 '''
-RAW_CLIENT = '''
+RAW_CLIENT = """
     import urllib.request
     body = json.dumps({"model": "m", "messages": messages, "tools": TOOLS}).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
@@ -54,12 +54,12 @@ RAW_CLIENT = '''
     with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
         message = json.load(answer)["choices"][0]["message"]
     return {k: v for k, v in message.items() if k != "reasoning_content"}
-'''
-OPENAI_CLIENT = '''
+"""
+OPENAI_CLIENT = """
     from openai import OpenAI
     answer = OpenAI().chat.completions.create(model="m", messages=messages, tools=TOOLS, temperature=0.2)
     return answer.choices[0].message.model_dump(exclude_none=True, exclude={"reasoning_content"})
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +174,7 @@ def test_a_callable_is_a_program_too(
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit status -11"),
     ],
 )
-def test_a_program_that_fails_says_why(
-    folder: ModelFolder, task: Task, tmp_path: Path, text: str, says: str
-) -> None:
+def test_a_program_that_fails_says_why(folder: ModelFolder, task: Task, tmp_path: Path, text: str, says: str) -> None:
     program = Program(Program.Options(command=script(tmp_path, text)))
     with pytest.raises(EpisodeFailed, match=says) as failed:
         play(program, task, RecordingPolicy(folder, weatherman))
@@ -186,7 +184,7 @@ def test_a_program_that_fails_says_why(
 ONE_CALL = AGENT.split("for question")[0].replace('    """CLIENT"""', RAW_CLIENT.strip("\n")) + "\nask(messages)\n"
 
 
-@pytest.mark.parametrize("last", ["", "print('{\"reward\": NaN}')", "print('{\"reward\": \"high\"}')", "print('[1]')"])
+@pytest.mark.parametrize("last", ["", "print('{\"reward\": NaN}')", 'print(\'{"reward": "high"}\')', "print('[1]')"])
 def test_no_finite_reward_is_no_zero(folder: ModelFolder, task: Task, tmp_path: Path, last: str) -> None:
     program = Program(Program.Options(command=script(tmp_path, ONE_CALL + last), reward="program"))
     with pytest.raises(EpisodeFailed, match="gave no reward"):
