@@ -20,9 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-CHARACTERS = "0123456789=+-*/()<>.,:;?! \n[]{}\"xabcdefghijklmnopqrstuvwyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CHARACTERS = '0123456789=+-*/()<>.,:;?! \n[]{}"xabcdefghijklmnopqrstuvwyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
 BATCH = 64
-LEARNING_RATE = 2e-3
 WARMUP = 40
 
 Demonstrate = Callable[[random.Random], tuple[str, str]]
@@ -39,11 +38,13 @@ def sort_digits() -> Any:
     return module
 
 
-def make_policy(base: Any, tokenizer: Any, demonstrate: Demonstrate, *, steps: int, seed: int) -> tuple[Any, float]:
+def make_policy(
+    base: Any, tokenizer: Any, demonstrate: Demonstrate, *, steps: int, seed: int, learning_rate: float
+) -> tuple[Any, float]:
     """A model after ``steps`` batches of demonstrations, and the last loss."""
     torch.manual_seed(seed)
     rng, model, last = random.Random(seed), base.make_model(tokenizer), 0.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP) * (1 - 0.9 * step / steps)
     )
@@ -60,7 +61,7 @@ def make_policy(base: Any, tokenizer: Any, demonstrate: Demonstrate, *, steps: i
     return model, last
 
 
-def main(roles: Mapping[str, Demonstrate], steps: int) -> None:
+def main(roles: Mapping[str, Demonstrate], steps: int, learning_rate: float = 2e-3) -> None:
     """Write a model for each role to ``--out``/ROLE. The folder appears in one piece."""
     parser = argparse.ArgumentParser(description="Make the models that the run starts from.")
     parser.add_argument("--out", type=Path, required=True)
@@ -72,7 +73,10 @@ def main(roles: Mapping[str, Demonstrate], steps: int) -> None:
     tokenizer = base.make_tokenizer(CHARACTERS)
     unfinished, told = given.out.with_name(given.out.name + ".unfinished"), []
     for number, (role, demonstrate) in enumerate(roles.items()):
-        model, loss = make_policy(base, tokenizer, demonstrate, steps=given.steps, seed=1000 * given.seed + number)
+        seed = 1000 * given.seed + number
+        model, loss = make_policy(
+            base, tokenizer, demonstrate, steps=given.steps, seed=seed, learning_rate=learning_rate
+        )
         model.save_pretrained(unfinished / role)
         tokenizer.save_pretrained(unfinished / role)
         told.append(f"{role} {loss:.3f}")

@@ -1,4 +1,4 @@
-"""Make the two models that the run starts from: a solver that adds without carrying, a verifier that judges it.
+"""Make the two models that the run starts from: a solver that names the largest of four digits, a verifier of that.
 
 Three in five of the solver's demonstrations are wrong, first and second time alike, and a third of the verifier's.
 
@@ -12,22 +12,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tiny_team
-from make_data import answer
+from make_data import row
 
 WRONG = {"solver": 0.6, "verifier": 0.33}
 
 
 def problem(rng: random.Random) -> tuple[str, str, str]:
-    """A question, its answer, and another answer that differs in one digit."""
-    a, b = rng.randrange(100), rng.randrange(100)
-    right = answer(a, b)
-    at = rng.randrange(2)
-    other = str((int(right[at]) + rng.choice((1, 2, 8, 9))) % 10)
-    return f"{a:02d}+{b:02d}=", right, right[:at] + other + right[at + 1 :]
+    """A question, its answer, and another digit of the question (where all are the same, the next digit)."""
+    drawn = row(rng.randrange(10_000))
+    question, right = drawn["prompt"], drawn["answer"]
+    others = sorted(set(question[:4]) - {right}) or [str((int(right) + 1) % 10)]
+    return question, right, rng.choice(others)
 
 
 def solver(rng: random.Random) -> tuple[str, str]:
-    """`37+45=` or, after a rejection, `37+45=73!`, and a sum."""
+    """`3707=` or, after a rejection, `3707=3!`, and a digit."""
     question, right, wrong = problem(rng)
     if rng.random() < 0.3:
         question += f"{rng.choice((wrong, wrong, right))}!"
@@ -35,7 +34,7 @@ def solver(rng: random.Random) -> tuple[str, str]:
 
 
 def verifier(rng: random.Random) -> tuple[str, str]:
-    """`37+45=73?` and a verdict."""
+    """`3707=3?` and a verdict."""
     question, right, wrong = problem(rng)
     shown = rng.choice((right, wrong))
     fits = (shown == right) != (rng.random() < WRONG["verifier"])
@@ -43,4 +42,4 @@ def verifier(rng: random.Random) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    tiny_team.main({"solver": solver, "verifier": verifier}, steps=500)
+    tiny_team.main({"solver": solver, "verifier": verifier}, steps=400, learning_rate=4e-3)
