@@ -50,7 +50,7 @@ REPORT_SECONDS = 10.0
 KEEP_SECONDS = 10.0
 """A task with timers commits at least so often, so that its changelog says until when it was run."""
 FORGOTTEN_SECONDS = 20.0
-"""A member that the group does not know joins anew when nobody calls it for so long."""
+"""A member whose tasks were taken, or that the group does not know, joins anew when nobody calls it for so long."""
 LONGEST_POLL_MS = 86_400_000
 POLL_GROWTH = 4
 """``max.poll.interval.ms`` grows so much when a turn was longer, up to a day: the step that took so long is repeated
@@ -232,7 +232,7 @@ class Worker:
         if self._members.given is not None:
             self._attach()
         elif self._expelled is not None and time.monotonic() - self._expelled > FORGOTTEN_SECONDS:
-            raise ConsumerLost("the group does not know this member and does not call it")
+            raise ConsumerLost("the group has taken this member's tasks, or does not know it, and does not call it")
         if self._attacher.busy or self._shelf.held:
             self._take_up()
         try:
@@ -425,8 +425,9 @@ class Worker:
 
         Every task takes part in the commit: the group refuses it when this member had lost its tasks before.
         """
+        self._expelled = time.monotonic()
         if self._tasks:
-            self._revoked = time.monotonic()
+            self._revoked = self._expelled
         for task in self._tasks.values():
             task.touched = True
         self._suspended |= {task.number: task for task in self._attacher.call_off()}
@@ -443,6 +444,7 @@ class Worker:
 
     def _on_lost(self) -> None:
         log.warning("%s: the group moved on without this member", self._name)
+        self._expelled = time.monotonic()
         self._close_tasks()
         try:
             self._transaction.abort()

@@ -106,8 +106,8 @@ def test_a_run_of_real_parts_only(seed: int, tmp_path: Path) -> None:
 def test_a_trainer_that_stands_still_while_it_starts_gives_way_to_one_that_goes_back(tmp_path: Path) -> None:
     """Frozen at any call between fencing and its decision, it must find that it is fenced, not a damaged run."""
     ends: list[Any] = []
-    for step in range(10, 44) if LONG else range(18, 30, 2):
-        plan = ClusterPlan(folder=str(tmp_path / str(step)), prompts=6, group_size=1, limit_ms=300_000)
+    for step in range(10, 44) if LONG else range(18, 30, 4):
+        plan = ClusterPlan(folder=str(tmp_path / str(step)), prompts=40, group_size=1, limit_ms=300_000)
         plan.policies = [PolicyPlan(batch=1, step_ms=100)]
         world = ClusterWorld(plan)
         trainer = world.trainers[0]

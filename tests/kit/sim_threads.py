@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from sim_time import SimProcess, SimTime
 
@@ -73,8 +74,15 @@ class SimCondition:
 class SimThread:
     """``threading.Thread``."""
 
-    def __init__(self, time: SimTime, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
-        self._time, self._target, self._name = time, target, name
+    def __init__(
+        self,
+        time: SimTime,
+        target: Callable[..., None],
+        args: tuple[Any, ...] = (),
+        name: str = "",
+        daemon: bool = True,
+    ) -> None:
+        self._time, self._target, self._args, self._name = time, target, args, name
         self._process: SimProcess | None = None
         self._over = SimEvent(time)
 
@@ -87,7 +95,7 @@ class SimThread:
 
     def _run(self) -> None:
         try:
-            self._target()
+            self._target(*self._args)
         finally:
             self._over.set()
 

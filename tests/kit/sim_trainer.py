@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sim_world import ClusterWorld
 
 MODULES = (batch_to_step, checkpoint_saver, patience, step_log, step_to_delta)
+THREADED = (checkpoint_saver, lanes)
 LONGEST = 255
 """Batches that the weights can hold."""
 
@@ -102,7 +103,8 @@ def toy_parts(time: SimTime) -> Iterator[None]:
     """Put the toy step in the trainer, export nothing, and let its threads be the simulation's."""
     learner, export, watchdog = batch_to_step.Learner, batch_to_step.export_model, step_log.Watchdog
     step_log.Watchdog = SimWatchdog  # type: ignore[misc]
-    lanes.threading = sim_threading(time)  # type: ignore[assignment]
+    for module in THREADED:
+        module.threading = sim_threading(time)  # type: ignore[attr-defined]
     batch_to_step.Learner = ToyLearner  # type: ignore[misc, assignment]
     batch_to_step.export_model = lambda *_: None  # type: ignore[assignment]
     try:
@@ -111,7 +113,8 @@ def toy_parts(time: SimTime) -> Iterator[None]:
         batch_to_step.Learner = learner  # type: ignore[misc]
         batch_to_step.export_model = export  # type: ignore[assignment]
         step_log.Watchdog = watchdog  # type: ignore[misc]
-        lanes.threading = threading
+        for module in THREADED:
+            module.threading = threading  # type: ignore[attr-defined]
 
 
 class RealTrainer:
