@@ -1,9 +1,9 @@
 """Several policies: what synchrony costs, whether both of two learn together, and one going on while the other stands.
 
 Runs recipes/solver_verifier as a person would, with every group for both policies, so that the work is the same:
-asynchronously, and synchronously (depth 0). Then as it is shipped, without end, with one trainer stopped (SIGSTOP) for a minute: the rate of the other while it
-stands beside its rate before, and the groups that were not claimed, from the report. About six minutes on two idle
-cores; `--quick` has fewer versions and a stop of ten seconds.
+asynchronously, and synchronously (depth 0). Then as it is shipped, without end, with one trainer stopped (SIGSTOP) for
+a minute: the rate of the other while it stands beside its rate before, and the groups that were not claimed, from the
+report. About six minutes on two idle cores; `--quick` has fewer versions and a stop of ten seconds.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def measure(given: argparse.Namespace) -> Iterator[Figure]:
         _, together = run(parent, "synchronous", [*SYNCHRONOUS, *extra])
         learned = {name: [quarters(parent / way, at) for way in WAYS] for at, name in enumerate(POLICIES)}
         stop = stopped_trainer(parent, 10.0 if given.quick else 60.0)
-    yield Figure("synchronous_over_asynchronous", together / apart, "x", target=1.0, anchor="the same versions and groups")
+    yield Figure(
+        "synchronous_over_asynchronous", together / apart, "x", target=1.0, anchor="the same versions and groups"
+    )
     yield Figure("asynchronous_seconds", apart, "s", anchor="first to last Step")
     yield Figure("synchronous_seconds", together, "s", anchor="first to last Step")
     for name, ((first, last), (first_apart, last_apart)) in learned.items():
