@@ -1,4 +1,4 @@
-"""What the recipes with several policies share: tiny models that are shown what their roles say, right and wrong.
+"""What the recipes with several policies share, and the loop by which tool_agent is shown its demonstrations too.
 
 Each role is a random model of the kind of recipes/sort_digits and learns from demonstrations for a few seconds. A share
 of them is wrong on purpose, so that every role is right sometimes and has something to learn. Offline and repeatable.
@@ -38,18 +38,15 @@ def sort_digits() -> Any:
     return module
 
 
-def make_policy(
-    base: Any, tokenizer: Any, demonstrate: Demonstrate, *, steps: int, seed: int, learning_rate: float
-) -> tuple[Any, float]:
-    """A model after ``steps`` batches of demonstrations, and the last loss."""
-    torch.manual_seed(seed)
-    rng, model, last = random.Random(seed), base.make_model(tokenizer), 0.0
+def fit(model: Any, batches: Callable[[], Any], steps: int, learning_rate: float) -> float:
+    """SFT in place on ``steps`` batches of token ids and labels (-100 where nothing is learned); the last loss."""
+    last = 0.0
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP) * (1 - 0.9 * step / steps)
     )
     for _ in range(steps):
-        ids, labels = base.batch_of([demonstrate(rng) for _ in range(BATCH)], tokenizer)
+        ids, labels = batches()
         logits = model(ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
@@ -58,7 +55,20 @@ def make_policy(
         optimizer.step()
         schedule.step()
         last = loss.item()
-    return model, last
+    return last
+
+
+def make_policy(
+    base: Any, tokenizer: Any, demonstrate: Demonstrate, *, steps: int, seed: int, learning_rate: float
+) -> tuple[Any, float]:
+    """A model after ``steps`` batches of demonstrations, and the last loss."""
+    torch.manual_seed(seed)
+    rng, model = random.Random(seed), base.make_model(tokenizer)
+
+    def shown() -> Any:
+        return base.batch_of([demonstrate(rng) for _ in range(BATCH)], tokenizer)
+
+    return model, fit(model, shown, steps, learning_rate)
 
 
 def main(roles: Mapping[str, Demonstrate], steps: int, learning_rate: float = 2e-3) -> None:

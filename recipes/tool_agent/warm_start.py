@@ -13,6 +13,7 @@ import argparse
 import os
 import random
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,17 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import tiny_team
+
 SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>")
 MARKS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "assistant", "user",
     "system", '{"name": "add", "arguments": {"a": ', ', "b": ', "}}",
 )  # fmt: skip
 CHARACTERS = "0123456789+?- \n:{}\"',abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-END, BATCH, LEARNING_RATE, WARMUP = "<|im_end|>", 32, 2e-3, 40
+END, BATCH, LEARNING_RATE = "<|im_end|>", 32, 2e-3
 
 TEMPLATE = """
 {%- if tools %}<|im_start|>system
@@ -131,24 +136,6 @@ def batch_of(rng: random.Random, tokenizer: Any, noise: float) -> tuple[torch.Te
     )
 
 
-def fine_tune(model: Any, tokenizer: Any, steps: int, noise: float, seed: int) -> float:
-    """SFT in place; the last loss."""
-    rng, last = random.Random(seed), 0.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * (1 - 0.9 * step / steps)
-        ids, labels = batch_of(rng, tokenizer, noise)
-        logits = model(ids).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        last = loss.item()
-    return last
-
-
 def main() -> None:
     """Write the warm model with its tokenizer to ``--out``; the folder appears in one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,7 +149,8 @@ def main() -> None:
     torch.manual_seed(given.seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    loss = fine_tune(model, tokenizer, given.steps, given.noise, given.seed)
+    rng = random.Random(given.seed)
+    loss = tiny_team.fit(model, lambda: batch_of(rng, tokenizer, given.noise), given.steps, LEARNING_RATE)
     unfinished = given.out.with_name(given.out.name + ".unfinished")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
