@@ -107,7 +107,7 @@ class Worker:
         self._revoked: float | None = None
         """When tasks were last revoked that ran, until some run again."""
         self._expelled: float | None = None
-        """Since when the group does not know this member, by the monotonic clock."""
+        """Since when this member has no word from the group, which took its tasks or does not know it (monotonic)."""
 
     def run(self) -> None:
         """Work until every task is finished or the process must stop.
