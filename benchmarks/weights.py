@@ -25,7 +25,7 @@ from headrace.connectors.stores.local import LocalStore
 from headrace.pipeline.delta_to_worker import WeightReader
 from headrace.schemas.delta_codec import Frame, apply_frame, encode_segment
 from headrace.schemas.delta_layout import Layout, Piece
-from headrace.schemas.delta_shard import digest_of
+from headrace.schemas.delta_shard import apply_frames
 from headrace.schemas.delta_steps import Kernels, NumpyKernels, changed_positions, kernels_for, ordered
 from headrace.trainers.step_to_delta import DeltaPublisher
 
@@ -112,10 +112,11 @@ def apply(frames: list[list[Frame]], target: U16, kernels: Kernels, *, hashed: b
     """Apply all segments; with `hashed` every new segment is digested too."""
     for number, segment in enumerate(frames):
         part = target[number * SEGMENT : (number + 1) * SEGMENT]
+        if hashed:
+            apply_frames(((frame.start, frame.count, frame.payload) for frame in segment), part, kernels)
+            continue
         for frame in segment:
             apply_frame(frame.payload, part[frame.start : frame.start + frame.count], kernels)
-        if hashed:
-            digest_of(part)
 
 
 def codec(pair: Pair, kernels: Kernels, repeats: int, suffix: str) -> Iterator[Figure]:

@@ -36,12 +36,14 @@ from headrace.schemas.delta_steps import (
     I64,
     U8,
     Kernels,
+    Seen,
     Steps,
     changed_positions,
     check_gaps,
     check_steps,
     gaps_of,
     positions_of,
+    unseen,
 )
 
 __all__ = (
@@ -145,9 +147,10 @@ def frame_mode(payload: bytes | memoryview) -> int:
     return payload[0] if len(payload) else 0
 
 
-def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kernels) -> int:
+def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kernels, seen: Seen = unseen) -> int:
     """Apply a frame in place to [count] unsigned integers of its width; returns the changed elements.
 
+    seen: called with every part of the target, in order, as soon as it has its new values.
     Raises DeltaCorrupt, with the target untouched, unless every length, stream and position fits the target.
     """
     mode, changes, streams = _unpack(memoryview(payload), target.dtype.itemsize, target.size)
@@ -155,14 +158,16 @@ def apply_frame(payload: bytes | memoryview, target: NDArray[Any], kernels: Kern
     if mode == STEPS:
         steps = _steps(changed, streams)
         check_steps(steps, target.size)
-        kernels.apply(steps, target)
-    elif mode == CONTEXT:
+        kernels.apply(steps, target, seen)
+        return changed
+    if mode == CONTEXT:
         apply_classes([_steps(n, streams[4 * i :]) for i, n in enumerate(changes)], target, kernels)
     elif mode == ABSOLUTE:
         check_gaps(streams[0], changed, target.size)
         target[positions_of(streams[0])] = _joined(streams[1:], target.dtype)
     else:
         target[:] = _joined(streams, target.dtype)
+    seen(target)
     return changed
 
 

@@ -26,8 +26,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.schemas.delta_codec import Frame
+from headrace.schemas.delta_codec import Frame, apply_frame
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
+from headrace.schemas.delta_steps import Kernels
 
 __all__ = (
     "DELTA",
@@ -36,6 +37,7 @@ __all__ = (
     "SegmentFrames",
     "SegmentRow",
     "ShardHead",
+    "apply_frames",
     "digest_of",
     "head_length",
     "pack_shard",
@@ -96,6 +98,28 @@ def digest_of(data: bytes | memoryview | NDArray[Any]) -> bytes:
     """xxh3-128 of bytes or of a contiguous array, 16 bytes."""
     buffer = data.view(np.uint8).data if isinstance(data, np.ndarray) else data
     return xxhash.xxh3_128_digest(buffer)
+
+
+def apply_frames(
+    frames: Iterable[tuple[int, int, bytes | memoryview]], target: NDArray[Any], kernels: Kernels
+) -> bytes:
+    """Apply frames in place to the elements of a segment; the digest of all its new elements, 16 bytes.
+
+    frames: first element, elements and payload of each, ascending and apart. Elements are digested right after they got
+    their new values, which reads memory once instead of twice. Raises DeltaCorrupt as ``apply_frame`` does.
+    """
+    digest = xxhash.xxh3_128()
+
+    def seen(run: NDArray[Any]) -> None:
+        digest.update(run.view(np.uint8).data)
+
+    done = 0
+    for start, count, payload in frames:
+        seen(target[done:start])
+        done = start + count
+        apply_frame(payload, target[start:done], kernels, seen)
+    seen(target[done:])
+    return digest.digest()
 
 
 def root_of(segment_digests: Iterable[bytes]) -> str:

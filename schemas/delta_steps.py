@@ -26,6 +26,7 @@ __all__ = (
     "CLASS_TABLE",
     "Kernels",
     "NumpyKernels",
+    "Seen",
     "Steps",
     "changed_positions",
     "check_gaps",
@@ -38,6 +39,7 @@ __all__ = (
     "ordered",
     "positions_of",
     "steps_of",
+    "unseen",
 )
 
 _CHUNK = 1 << 20
@@ -47,6 +49,12 @@ CLASSES = 16
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 I64 = NDArray[np.int64]
+Seen = Callable[[NDArray[Any]], object]
+"""Called with run after run of elements, in order, once each has its new values; it lies in the cache then."""
+
+
+def unseen(run: NDArray[Any]) -> None:
+    """Looks at nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def apply(self, steps: Steps, target: U16) -> None:
+    def apply(self, steps: Steps, target: U16, seen: Seen = unseen) -> None:
         """Apply steps that passed ``check_steps`` to [count] elements in place; once, on their own base."""
         ...
 
@@ -222,10 +230,11 @@ class NumpyKernels:
         counts = np.diff(np.searchsorted(positions, bounds)).astype(np.int64)
         return steps_of(gaps_of(positions), old[positions], new[positions]), counts
 
-    def apply(self, steps: Steps, target: U16) -> None:
+    def apply(self, steps: Steps, target: U16, seen: Seen = unseen) -> None:
         """Apply checked steps in place (see ``Kernels.apply``)."""
         positions = positions_of(steps.gaps)
         target[positions] = moved(target[positions], steps)
+        seen(target)
 
     def find(self, old: U16, new: U16) -> tuple[I64, I64]:
         """Changed positions and their places within their class (see ``Kernels.find``)."""

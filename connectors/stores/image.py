@@ -8,7 +8,7 @@ before it is applied, every segment after it; the image that came in is never to
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,23 @@ from headrace.connectors.stores.store import NoSuchKey
 from headrace.schemas.delta_codec import apply_frame
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import ShardRef
-from headrace.schemas.delta_shard import FULL, FrameRow, SegmentRow, ShardHead, digest_of, root_of, unpack_head
+from headrace.schemas.delta_shard import (
+    FULL,
+    FrameRow,
+    SegmentRow,
+    ShardHead,
+    apply_frames,
+    digest_of,
+    root_of,
+    unpack_head,
+)
 from headrace.schemas.delta_steps import Kernels, kernels_for
 
 __all__ = ("Image", "apply_hop", "check_hop", "load_image", "load_share")
 
 T = TypeVar("T")
+_Frame = tuple[int, int, memoryview]
+"""First element, elements, verified payload."""
 
 _WHOLE = 256 << 20
 _CHUNK = 8 << 20
@@ -176,8 +187,9 @@ class _Loading:
         for shard in self._shards():
             for _, rows in self._jobs(shard):
                 try:
-                    for _ in self._payloads(shard, rows):
-                        pass
+                    for _, frames in self._frames(shard, rows):
+                        for _ in frames:
+                            pass
                 except (NoSuchKey, DeltaCorrupt) as error:
                     raise _HopFailed(self._plan[shard.hop]) from error
 
@@ -297,36 +309,41 @@ class _Loading:
         """Verify and apply a run of segments; the bytes that were fetched for it."""
         hop = self._plan[shard.hop]
         try:
-            for index, frame, payload in self._payloads(shard, rows):
-                part = self._elements(data, index)[frame.start : frame.start + frame.count]
-                apply_frame(payload, part, self._kernels)
+            for row, frames in self._frames(shard, rows):
+                elements = self._elements(data, row.index)
+                if last[row.index] != shard.hop:
+                    for first, count, payload in frames:
+                        apply_frame(payload, elements[first : first + count], self._kernels)
+                elif apply_frames(frames, elements, self._kernels) != digests[row.index]:
+                    self._wrong(row.index, hop)
         except (NoSuchKey, DeltaCorrupt) as error:
             raise _HopFailed(hop) from error
-        for row in rows:
-            if last[row.index] == shard.hop:
-                self._verify(data, digests, row.index, hop)
         return 0 if shard.body is not None else sum(frame.length for row in rows for frame in row.frames)
 
-    def _payloads(self, shard: _Shard, rows: list[SegmentRow]) -> Iterator[tuple[int, FrameRow, memoryview]]:
-        """Segment, frame and verified payload for every frame of a run of segments, fetched by one request."""
+    def _frames(self, shard: _Shard, rows: list[SegmentRow]) -> Iterator[tuple[SegmentRow, Iterator[_Frame]]]:
+        """The segments of a run, fetched by one request, each with its frames."""
         start, end = rows[0].frames[0].offset, rows[-1].frames[-1].offset + rows[-1].frames[-1].length
         if shard.body is None:
             body, origin = memoryview(self._store.get(shard.ref.key, start, end)), start
         else:
             body, origin = memoryview(shard.body), 0
         for row in rows:
-            for frame in row.frames:
-                found = body[frame.offset - origin :][: frame.length]
-                yield row.index, frame, self._payload(shard.ref.key, frame, found)
+            yield row, self._verified(shard.ref.key, row, body, origin)
+
+    def _verified(self, key: str, row: SegmentRow, body: memoryview, origin: int) -> Iterator[_Frame]:
+        """The frames of a segment from an object's bytes from ``origin`` on."""
+        for frame in row.frames:
+            found = body[frame.offset - origin :][: frame.length]
+            yield frame.start, frame.count, self._payload(key, frame, found)
 
     def _unchanged(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int) -> None:
         """Verify a segment that came from the base and that no hop touched."""
-        self._verify(data, digests, index, self._plan[-1])
-
-    def _verify(self, data: NDArray[np.uint8], digests: Sequence[bytes], index: int, hop: Hop) -> None:
         if digest_of(self._elements(data, index)) != digests[index]:
-            problem = DeltaCorrupt(f"{self._store.url}: segment {index} is wrong after the {hop}")
-            raise _HopFailed(hop, on_base=self._base is not None) from problem
+            self._wrong(index, self._plan[-1])
+
+    def _wrong(self, index: int, hop: Hop) -> NoReturn:
+        problem = DeltaCorrupt(f"{self._store.url}: segment {index} is wrong after the {hop}")
+        raise _HopFailed(hop, on_base=self._base is not None) from problem
 
     def _elements(self, data: NDArray[np.uint8], index: int) -> NDArray[Any]:
         segment = self._layout.segments[index]

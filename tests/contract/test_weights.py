@@ -757,10 +757,8 @@ def test_a_crash_in_the_middle_of_applying_leaves_the_loaded_version(run: Run, m
     for nth, error in itertools.product((0, 3, 11), (MemoryError, KeyboardInterrupt)):
         count = itertools.count()
 
-        def crash(
-            self: NumpyKernels, steps: Any, target: Any, count: Any = count, nth: int = nth, error: Any = error
-        ) -> None:
-            honest(self, steps, target)
+        def crash(*applied: Any, count: Any = count, nth: int = nth, error: Any = error) -> None:
+            honest(*applied)
             if next(count) == nth:
                 raise error
 

@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headrace.schemas.delta_codec import Frame, encode_dense
+from headrace.schemas.delta_codec import Frame, encode_absolute, encode_dense, encode_steps
 from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import DeltaKeys, ShardRef, WeightManifest
 from headrace.schemas.delta_shard import (
     DELTA,
     FULL,
     SegmentFrames,
+    apply_frames,
     digest_of,
     head_length,
     pack_shard,
     root_of,
     unpack_head,
 )
+from headrace.schemas.delta_steps import NumpyKernels
 
 KEYS = DeltaKeys("first", "main")
 LAYOUT = Layout.of({"w": np.zeros(200, np.uint16)}, {"w": "bfloat16"}, segment_bytes=192)
@@ -197,3 +199,22 @@ def test_keys_sort_like_versions_and_read_back() -> None:
     assert [KEYS.version_of(key) for key in keys] == [0, 9, 10, 99, 123456]
     for other in ("runs/first/main/manifest/1.json", KEYS.latest, KEYS.manifest(3) + ".tmp", "x" + KEYS.manifest(3)):
         assert KEYS.version_of(other) is None
+
+
+def test_applied_frames_give_the_digest_of_the_whole_segment() -> None:
+    """Also of what lies before, between and after the frames, whatever their mode is."""
+    rng = np.random.default_rng(1)
+    old = rng.integers(0x3F00, 0x3FFF, 5000, np.uint16)
+    new = old.copy()
+    new[[10, 900, 2000, 2001, 4990]] += np.uint16(3)
+    new[1000:1500] = rng.integers(0, 0xFFFF, 500, np.uint16)
+    kernels = NumpyKernels()
+    frames = [
+        (8, 893, encode_absolute(old[8:901], new[8:901])),
+        (1000, 500, encode_dense(new[1000:1500])),
+        (1999, 3000, encode_steps(kernels.scan(old[1999:4999], new[1999:4999], np.array([0, 3000]))[0], 3000)),
+    ]
+    target = old.copy()
+    assert apply_frames(frames, target, kernels) == digest_of(new)
+    assert np.array_equal(target, new)
+    assert apply_frames([], target, kernels) == digest_of(new)

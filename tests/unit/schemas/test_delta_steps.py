@@ -146,6 +146,21 @@ def test_positions_are_found_across_the_chunks_of_the_search() -> None:
 
 
 @each_kernel
+def test_every_run_is_looked_at_once_in_order_with_its_new_values(kernels: Kernels) -> None:
+    run = 1 << 18
+    rng = np.random.default_rng(0)
+    old = rng.integers(0x3F00, 0x3FFF, 3 * run + 77, np.uint16)
+    new = old.copy()
+    # Both sides of every border, a change after more than a run of none, and every kind of step.
+    at = [0, run - 256, run - 2, run - 1, run, run + 254, 3 * run - 1, 3 * run, 3 * run + 76]
+    new[at] = old[at] + np.array([1, 65535, 2, 300, 65534, 1, 65036, 7, 1], np.uint16)
+    target, seen = old.copy(), list[U16]()
+    kernels.apply(_scan(old, new, kernels), target, lambda elements: seen.append(elements.copy()))
+    assert np.array_equal(target, new)
+    assert np.array_equal(np.concatenate(seen), new)
+
+
+@each_kernel
 def test_nothing_changed_gives_empty_streams_and_changes_nothing(kernels: Kernels) -> None:
     for size in (0, 1, 1000):
         bits = np.arange(size, dtype=np.uint16)
