@@ -94,8 +94,14 @@ def validate(config: RunConfig) -> None:
     config = resolved(config)
     PromptChain(config).check(config)
     OperatorChain(config)
-    for policy in range(len(config.policies)):
+    for policy, (name, knobs) in enumerate(config.policies.items()):
         Serving(config, policy)
+        if knobs.replay and not knobs.staleness_bound():
+            raise ConfigurationError(
+                f"policies.{name}.replay is {knobs.replay:g}, but its bound of staleness is 0"
+                f"{' at depth 0' if knobs.depth == 0 else ''}: a group that has been trained is older than that. "
+                "Give it lag, a depth with max_staleness, or no replay"
+            )
     for stream in config.streams:
         for policy in config.stream_policies(stream):
             _check_order(stream, config.policy_names()[policy], config.operators)

@@ -209,7 +209,7 @@ class Batch:
         store = context.store()
         groups = held.take(take, store, pooled=self.settings.replay > 0)
         groups += held.replay(again, store)
-        held.trim_pool(self.serving.capacity(self.size), start - self.bound, store)
+        held.trim_pool(self.serving.capacity(self.size, moment), start - self.bound, store)
         at.composed, at.replayed = batch, at.replayed + len(again)
         at.samples += sum(taken.group.trained for taken in groups)
         self.untrained[batch] = take

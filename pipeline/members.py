@@ -6,6 +6,7 @@ of a trajectory has their mean as its raw reward; advantages are by role (``Grou
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -62,11 +63,14 @@ def _member(policy: int, name: str, reported: Reported, scores: Sequence[Reward]
     rewards = [r for r in trajectory.rewards if not r.role or r.role in roles] + list(scores)
     raw = _raw_reward(trajectory, rewards, scores)
     status = _status(trajectory, length, oldest, took_part=bool(roles or rewards))
+    error = trajectory.error
+    if not isfinite(raw):
+        status, raw, error = "excluded", 0.0, error or "the parts of its reward have no finite sum"
     return Member(
         policy=policy, group=trajectory.group, replica=trajectory.replica, attempt=trajectory.attempt,
         stream=trajectory.stream, prompt_id=trajectory.prompt_id, status=status,
         raw_reward=raw, shaped_reward=raw, length=length, oldest_version=oldest, newest_version=newest,
-        end_reason=_end_reason(trajectory, sequences), error=trajectory.error, rewards=rewards, sources=[place],
+        end_reason=_end_reason(trajectory, sequences), error=error, rewards=rewards, sources=[place],
         blob=trajectory.blob, sequences=sequences,
     )  # fmt: skip
 

@@ -1,26 +1,49 @@
 """The operators of a stream and policy in their configured order, applied to one closed group at a time.
 
 Each operator has its own part of the task's store and its own timers. An operator that raises, or neither emits nor
-drops, ends the group by name, so that no group can vanish or stand still without a reason.
+drops, ends the group by name, so that no group can vanish or stand still without a reason. So does one that emits what
+may not travel: it would end the task, and with it every group that the task holds.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from traceback import TracebackException
 from typing import Any
 
 from pydantic import ValidationError
 
 from headrace.connectors import plugins
-from headrace.pipeline.operators.operator import GroupDraft, Operator
+from headrace.pipeline.operators.operator import GroupDraft, Operator, OperatorConfiguration
 from headrace.pipeline.runtime.sqlite_store import StoreFile
 from headrace.pipeline.runtime.stage import Context, Metrics, Store
+from headrace.schemas import codec
+from headrace.schemas.checks import check_sequence
 from headrace.schemas.config import OperatorConfig, RunConfig
 from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import Member
 
-__all__ = ("GROUP_KINDS", "Dropped", "OperatorChain", "StorePart", "error_of", "make_operator", "operator_class")
+__all__ = (
+    "GROUP_KINDS",
+    "Dropped",
+    "OperatorChain",
+    "StorePart",
+    "error_of",
+    "make_operator",
+    "opened",
+    "operator_class",
+    "words",
+)
+
+log = logging.getLogger(__name__)
 
 GROUP_KINDS = ("shape", "filter", "downsample")
 """Kinds of operators that work on closed groups, in ``assemble``."""
+REASON_LENGTH, DETAIL_LENGTH = 100, 1000
+"""Characters of a reason and of its detail that go into the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +83,15 @@ class StorePart:
 
 
 class _OperatorContext:
-    """The context of one operator within one call; remembers how the group was ended."""
+    """The context of one operator within one call; remembers how the ``given`` group was ended.
 
-    def __init__(self, name: str, number: int, context: Context) -> None:
+    Without a group, in ``open`` and ``on_timer``, nothing can be ended.
+    """
+
+    def __init__(self, name: str, number: int, context: Context, given: GroupDraft | None = None) -> None:
         self.metrics: Metrics = context.metrics
         self.result: GroupDraft | Dropped | None = None
+        self._given = given
         self._name, self._number, self._context = name, number, context
 
     def now(self) -> int:
@@ -74,24 +101,74 @@ class _OperatorContext:
         return StorePart(self._context.store(), f"operator/{self._number}/".encode())
 
     def schedule(self, key: str, at_ms: int) -> None:
+        if not isinstance(at_ms, int):
+            raise TypeError(f"a timer is due at whole milliseconds, not at {at_ms!r}")
         self._context.schedule(f"operator/{self._number}/{key}", at_ms)
 
     def emit(self, draft: GroupDraft) -> None:
+        if self._given is not None and draft is not self._given:
+            _check_emitted(draft, self._given)
         self._end(draft)
 
     def drop(self, reason: str, detail: str) -> None:
-        self._end(Dropped(self._name, f"{reason}: {detail}"))
+        reason = words(reason, REASON_LENGTH)
+        self._end(Dropped(self._name, f"{reason}: {words(detail, DETAIL_LENGTH)}"))
         self.metrics.count("groups_dropped", operator=self._name, reason=reason)
 
     def _end(self, result: GroupDraft | Dropped) -> None:
+        if self._given is None:
+            raise RuntimeError(f"operator {self._name} can end no group here: there is none")
         if self.result is not None:
             raise RuntimeError(f"operator {self._name} ended one group twice")
         self.result = result
 
 
+def words(text: object, length: int) -> str:
+    """Text of a plug-in as it may travel: valid Unicode, of ``length`` characters at most.
+
+    >>> words("a lone \\ud800 and more", 8)
+    'a lone ?'
+    """
+    return str(text)[:length].encode("utf-8", "replace").decode("utf-8")
+
+
+def _check_emitted(draft: GroupDraft, given: GroupDraft) -> None:
+    """Raise TypeError, ValueError or what the codec raises for a draft that is not the given group in another form."""
+    if not isinstance(draft, GroupDraft):
+        raise TypeError(f"it emitted a {type(draft).__name__}, and groups go on as a GroupDraft")
+    group, before = draft.group, given.group
+    same = (before.policy, before.group, before.stream, before.prompt_id)
+    if (group.policy, group.group, group.stream, group.prompt_id) != same:
+        raise ValueError(f"it emitted group {group.group} of policy {group.policy} in the place of the one that it got")
+    known = {m.replica: m for m in given.members}
+    if not {m.replica for m in draft.members} <= known.keys() or len(draft.members) > len(known):
+        raise ValueError(f"it emitted the replicas {[m.replica for m in draft.members][:20]} of {sorted(known)[:20]}")
+    codec.encode(group)
+    for member in draft.members:
+        if member is not known[member.replica]:
+            _check_member(member)
+    counts = len(draft.members), len(draft.counted()), len(draft.trained())
+    if (group.members, group.counted, group.trained) != counts:
+        raise ValueError("its Group counts other members than it has: make the draft by with_members")
+    if not group.trained:
+        raise ValueError("it left no member to train: drop the group by a reason instead")
+
+
+def _check_member(member: Member) -> None:
+    """Everything but arrays as they were is encoded once more; these are checked once, whoever has them."""
+    for sequence in member.sequences:
+        check_sequence(sequence)
+    codec.encode(replace(member, sequences=[]))
+
+
 def operator_class(entry: OperatorConfig) -> type[Operator]:
     """The class behind an ``[[operators]]`` entry. Raises ConfigurationError when there is none of that type."""
     found: type[Operator] = plugins.load("headrace.operators", entry.type)
+    settings = getattr(found, "Configuration", None)
+    if not (isinstance(found, type) and hasattr(found, "kind") and isinstance(settings, type)):
+        raise ConfigurationError(
+            f"operator {entry.type!r} is {found!r}: it must be a class with kind and Configuration"
+        )
     return found
 
 
@@ -101,10 +178,21 @@ def make_operator(entry: OperatorConfig, number: int) -> Any:
     try:
         configuration = cls.Configuration.model_validate(entry.model_extra or {})
     except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        what = "; ".join(_refused(detail, cls.Configuration) for detail in error.errors())
         raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
     made: Any = cls
     return made(configuration)
+
+
+def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
+    """One thing that is wrong with the keys of an entry, in words."""
+    path = ".".join(map(str, detail["loc"]))
+    if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
+        near = get_close_matches(path, settings.model_fields, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; keys are {', '.join(settings.model_fields) or 'none'}"
+        return f"unknown key {path}{hint}"
+    told: str = detail["msg"].removeprefix("Value error, ")
+    return f"{path}: {told}" if path else told
 
 
 def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
@@ -115,8 +203,25 @@ def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
         raise
     except Exception as error:  # the seam around operators, which are plug-ins
         metrics.count("operator_errors", operator=name, error=type(error).__name__)
-        return f"raised {type(error).__name__}: {error}"
+        text = words(f"raised {_described(error)}", DETAIL_LENGTH)
+        log.warning("operator %s: it %s", name, text)
+        return text
     return ""
+
+
+def _described(error: Exception) -> str:
+    """Type, message and the line of the operator, or of what it called, that raised; ours are left out."""
+    told = TracebackException.from_exception(error)
+    text = list(told.format_exception_only())[-1].strip()
+    theirs = [f for f in told.stack if f.filename != __file__ and Path(f.filename).parent.name != "schemas"]
+    return f"{text} ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else text
+
+
+def opened(where: str, metrics: Metrics, call: Callable[[], None]) -> None:
+    """Open an operator. Raises ConfigurationError when it cannot: a restart would meet the same state."""
+    error = error_of(where, metrics, call)
+    if error:
+        raise ConfigurationError(f"{where} cannot open: it {error}")
 
 
 def _applied(name: str, operator: Operator, draft: GroupDraft, context: _OperatorContext) -> GroupDraft | Dropped:
@@ -140,7 +245,8 @@ class OperatorChain:
     def open(self, context: Context) -> None:
         """Open every operator."""
         for number, entry, operator in self._entries:
-            operator.open(_OperatorContext(entry.type, number, context))
+            own = _OperatorContext(entry.type, number, context)
+            opened(f"operators[{number}] ({entry.type})", context.metrics, partial(operator.open, own))
 
     def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
         """Apply the operators that concern the draft's stream and policy until one drops it.
@@ -152,15 +258,16 @@ class OperatorChain:
                 continue
             if entry.policy not in ("", self._policies[draft.group.policy]):
                 continue
-            result = _applied(entry.type, operator, draft, _OperatorContext(entry.type, number, context))
+            result = _applied(entry.type, operator, draft, _OperatorContext(entry.type, number, context, draft))
             if isinstance(result, Dropped):
                 return result
             draft = result
         return draft
 
     def on_timer(self, key: str, context: Context) -> None:
-        """Hand a timer ``operator/<number>/<key>`` to its operator."""
-        _, number, own = key.split("/", 2)
+        """Hand a timer ``operator/<number>/<key>`` to its operator; an error there is logged and counted."""
+        _, number, timer = key.split("/", 2)
         found = [(entry, operator) for at, entry, operator in self._entries if at == int(number)]
         for entry, operator in found:
-            operator.on_timer(own, _OperatorContext(entry.type, int(number), context))
+            own = _OperatorContext(entry.type, int(number), context)
+            error_of(entry.type, context.metrics, partial(operator.on_timer, timer, own))

@@ -8,11 +8,21 @@ it by name; and whatever drops ``max_skips`` prompts one after the other lets th
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 from pydantic import ValidationError
 
-from headrace.pipeline.operator_chain import StorePart, error_of, make_operator, operator_class
+from headrace.pipeline.operator_chain import (
+    DETAIL_LENGTH,
+    REASON_LENGTH,
+    StorePart,
+    error_of,
+    make_operator,
+    opened,
+    operator_class,
+    words,
+)
 from headrace.pipeline.operators.prompt_operator import Candidate, Outcome, PromptKind, PromptOperator
 from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.pipeline.state import read_json, write_json
@@ -54,6 +64,7 @@ class _PromptContext:
         self._end(True)
 
     def drop(self, reason: str, detail: str) -> None:
+        reason, detail = words(reason, REASON_LENGTH), words(detail, DETAIL_LENGTH)
         self._end(SkippedPrompt(self._entry.name, self._entry.policy, reason, detail))
 
     def _end(self, result: SkippedPrompt | bool) -> None:
@@ -90,7 +101,8 @@ class PromptChain:
         """Open every operator."""
         self._skips = Counter(read_json(context.store(), _SKIPS) or {})
         for entry in self._entries:
-            entry.operator.open(_PromptContext(entry, context))
+            own = _PromptContext(entry, context)
+            opened(f"operators[{entry.number}] ({entry.name})", context.metrics, partial(entry.operator.open, own))
 
     def check(self, config: RunConfig) -> None:
         """Ask every operator whether it can work on its streams. Raises ConfigurationError, also for one type twice."""
@@ -105,10 +117,14 @@ class PromptChain:
 
     # ------------------------------------------------------------------------------------------------ deciding
 
-    def select(self, present: Sequence[str], absent: Collection[str]) -> Sequence[str]:
-        """Streams whose first prompt may be tried, in order; see ``PromptOperator.select``."""
+    def select(self, present: Sequence[str], absent: Collection[str], metrics: Metrics) -> Sequence[str]:
+        """Streams whose first prompt may be tried, in order; see ``PromptOperator.select``. An operator that raises, or
+        names others than are present, has no say.
+        """
         for entry in self._entries:
-            present = entry.operator.select(present, absent)
+            chosen: list[str] = []
+            if not error_of(entry.name, metrics, partial(_select, entry, present, absent, chosen)):
+                present = chosen
         return present
 
     def decide(self, prompt: Prompt, context: Context) -> SkippedPrompt | None:
@@ -181,6 +197,13 @@ class PromptChain:
         return error_of(entry.name, context.metrics, lambda: call(entry.operator, _PromptContext(entry, context)))
 
 
+def _select(entry: _Entry, present: Sequence[str], absent: Collection[str], chosen: list[str]) -> None:
+    names = list(entry.operator.select(present, absent))
+    if not set(names) <= set(present):
+        raise ValueError(f"it selected {names[:20]} of the streams {list(present)}")
+    chosen += names
+
+
 def _entry(number: int, entry: OperatorConfig, config: RunConfig) -> _Entry:
     operator = make_operator(entry, number)
     given = operator_class(entry).Configuration.model_validate(entry.model_extra or {})
@@ -235,5 +258,5 @@ def resolved(config: RunConfig) -> RunConfig:
     try:
         return RunConfig.model_validate(plain)
     except ValidationError as error:
-        what = "; ".join(detail["msg"] for detail in error.errors())
+        what = "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
         raise ConfigurationError(f"with {' and '.join(acted)}: {what}") from error

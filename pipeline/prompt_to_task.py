@@ -328,7 +328,7 @@ class Schedule:
             opened = openings(stream, waiting.policies, self.config, self.credits.policies)
             if opened:
                 ready[stream] = opened
-        chosen = self.chain.select(list(ready), self._absent())
+        chosen = self.chain.select(list(ready), self._absent(), context.metrics)
         if chosen:
             self._admit_or_skip(self._take(chosen[0], context), ready[chosen[0]], context)
         return bool(chosen)

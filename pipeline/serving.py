@@ -8,7 +8,7 @@ the part with its name: no batch can be made around it, and a group must not be 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, get_args
 
-from headrace.pipeline.operator_chain import make_operator, operator_class
+from headrace.pipeline.operator_chain import DETAIL_LENGTH, make_operator, operator_class, words
 from headrace.pipeline.operators.batch import Batch
 from headrace.pipeline.operators.edf import EarliestDeadline
 from headrace.pipeline.operators.replay import Replay
@@ -71,7 +71,16 @@ class Serving:
 
     def refusal(self, candidate: Candidate, moment: Moment) -> str:
         """Why a group is not served in this batch; empty when it is."""
-        return self._asked("staleness", moment, lambda: str(self._staleness.refusal(candidate, moment)))
+
+        def refuse() -> str:
+            told = self._staleness.refusal(candidate, moment)
+            if not isinstance(told, str):
+                raise TypeError(
+                    f"it answered {told!r}, which is no text; what may be served is answered by an empty one"
+                )
+            return words(told, DETAIL_LENGTH)
+
+        return self._asked("staleness", moment, refuse)
 
     def ranked(self, candidates: Iterable[Candidate], moment: Moment) -> list[int]:
         """Numbers of fresh groups, first served first; ties by admission."""
@@ -85,9 +94,16 @@ class Serving:
 
         return self._asked("order", moment, sort)
 
-    def capacity(self, batch_groups: int) -> int:
+    def capacity(self, batch_groups: int, moment: Moment) -> int:
         """Groups that the pool holds at most."""
-        return self._replay.capacity(batch_groups)
+
+        def count() -> int:
+            held = self._replay.capacity(batch_groups)
+            if not isinstance(held, int) or held < 0:
+                raise ValueError(f"its pool holds {held!r}, which is no number of groups")
+            return held
+
+        return self._asked("replay", moment, count)
 
     def replayed(self, pool: Sequence[Candidate], count: int, moment: Moment) -> list[int]:
         """Numbers of the groups to replay, ``count`` at most."""

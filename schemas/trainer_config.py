@@ -12,9 +12,9 @@ __all__ = ("CriticConfig", "LoraConfig", "MetricsConfig", "Section", "TrainerCon
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, refuses unknown keys."""
+    """A part of the configuration: immutable, refuses unknown keys and numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LoraConfig(Section):

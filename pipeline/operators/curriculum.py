@@ -34,7 +34,7 @@ _STATE = b"state"
 class Phase(BaseModel):
     """``start``: when the phase begins, the first at 0. ``weights``: one a pool, 0 leaves it out."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     start: int = Field(0, ge=0)
     weights: list[float]

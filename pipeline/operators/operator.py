@@ -6,7 +6,8 @@ know records, their own state and their Context, nothing of Kafka or of each oth
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
+from sys import float_info
 from typing import ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,9 @@ from headrace.schemas.role_rewards import role_rewards
 
 __all__ = ("GroupDraft", "Kind", "Operator", "OperatorConfiguration", "OperatorContext", "mean_and_deviation")
 
+_SQUARED = 1e150
+"""Squares of larger numbers, and sums of them, are not sure to be floats."""
+
 Kind = Literal["shape", "filter", "downsample"]
 """``shape`` changes shaped rewards, ``filter`` drops groups, ``downsample`` makes members baseline_only.
 
@@ -26,9 +30,12 @@ They must stand in this order: statistics are taken after shaping and before fil
 
 
 class OperatorConfiguration(BaseModel):
-    """Base of an operator's configuration: the keys of its ``[[operators]]`` entry without ``type``."""
+    """Base of an operator's configuration: the keys of its ``[[operators]]`` entry without ``type``.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Numbers are finite: TOML knows ``nan`` and ``inf``, which no threshold compares with as one means it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,8 @@ def _statistics(role: str, values: Sequence[float]) -> RoleStatistics:
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Mean and unbiased standard deviation; exactly 0 when all values are equal or there is at most one.
 
+    Finite for finite values, however large: a deviation beyond the largest float is that float.
+
     >>> mean_and_deviation([1.0, 0.0, 0.0, 1.0])
     (0.5, 0.5773502691896257)
     >>> mean_and_deviation([0.1, 0.1, 0.1])
@@ -89,6 +98,10 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 0.0
     if min(values) == max(values):
         return float(values[0]), 0.0
+    largest = max(map(abs, values))
+    if _SQUARED < largest < inf:
+        mean, deviation = mean_and_deviation([v / largest for v in values])
+        return mean * largest, min(deviation * largest, float_info.max)
     mean = sum(values) / len(values)
     return mean, sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
 

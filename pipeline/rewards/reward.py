@@ -56,7 +56,7 @@ class Graded(dict[str, float]):
 class RewardOptions(BaseModel):
     """``streams.S.reward_options``; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     timeout_seconds: float = 10.0
     """Time for one call; a reward in a process of its own is killed then."""

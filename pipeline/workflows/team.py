@@ -45,7 +45,7 @@ _B = TypeVar("_B")
 class RoleOptions(BaseModel):
     """One role: ``[streams.S.workflow_options.ROLE]``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     policy: str = ""
     """Who plays it; empty: the stream's first policy solves, its second (or only) one does the rest."""

@@ -53,7 +53,7 @@ class EpisodeFailed(HeadraceError):
 class WorkflowOptions(BaseModel):
     """``streams.S.workflow_options``; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PolicySession(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import pytest
@@ -80,12 +81,32 @@ def test_an_unknown_kind_is_refused() -> None:
         flow.validate(operators("odd"))
 
 
+REPLAY = {"type": "replay", "ratio": 0.5}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (lambda: make_config(operators=[{"type": "dynamic_samplin"}]), "did you mean 'dynamic_sampling'"),
         (lambda: make_config(operators=[{"type": "dynamic_sampling", "tolerance": -1}]), "tolerance"),
-        (lambda: make_config(operators=[{"type": "dynamic_sampling", "speed": 1}]), "speed"),
+        (
+            lambda: make_config(operators=[{"type": "dynamic_sampling", "speed": 1}]),
+            "unknown key speed; keys are toler",
+        ),
+        (lambda: make_config(operators=[{"type": "dynamic_sampling", "tolerence": 1}]), "did you mean tolerance"),
+        (lambda: make_config(operators=[{"type": "json:loads"}]), "must be a class with kind and Configuration"),
+        (lambda: make_config(operators=[{"type": "greso", "easy_from": math.nan}]), "easy_from: .*finite"),
+        (lambda: make_config(operators=[{"type": "curriculum", "ceiling": [(0, math.nan)]}]), "ceiling.*finite"),
+        (
+            lambda: make_config(
+                operators=[{"type": "curriculum", "bounds": [1], "phases": [{"weights": [1, math.inf]}]}]
+            ),
+            "phases.0.weights.1: .*finite",
+        ),
+        (
+            lambda: make_config(operators=[{"type": "admission", "depth": 0}, REPLAY]),
+            "bound of staleness is 0 at depth 0",
+        ),
         (lambda: make_config(operators=[{"type": "dynamic_sampling", "stream": "x"}]), "streams are main"),
         (lambda: make_config(operators=[{"type": "dynamic_sampling", "policy": "x"}]), "policies are main"),
         (lambda: make_config(pacing="slow"), "pacing is 'slow'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -68,7 +69,41 @@ class DropAll(Add):
         context.drop("no", "never wanted")
 
 
-CLASSES = {"add": Add, "twice": Twice, "never": Never, "drop_all": DropAll, "no_disk": NoDisk}
+class Emitting(Add):
+    """Emits what it is told to make of the draft."""
+
+    make: ClassVar[Any] = None
+
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        context.emit(type(self).make(record))
+
+
+class Late(Add):
+    def on_timer(self, timer: str, context: OperatorContext) -> None:
+        context.drop("late", "the group has ended")
+
+
+class Unopened(Add):
+    def open(self, context: OperatorContext) -> None:
+        raise KeyError("state")
+
+
+class Foul(Add):
+    def process(self, record: GroupDraft, context: OperatorContext) -> None:
+        context.drop("r" * 200, "a lone \ud800")
+
+
+CLASSES = {
+    "emitting": Emitting,
+    "late": Late,
+    "unopened": Unopened,
+    "foul": Foul,
+    "add": Add,
+    "twice": Twice,
+    "never": Never,
+    "drop_all": DropAll,
+    "no_disk": NoDisk,
+}
 
 
 class FakeContext:
@@ -143,6 +178,72 @@ def test_state_and_timers_are_apart_by_operator_and_come_back() -> None:
     Add.timers.clear()
     chain.on_timer("operator/1/later", cast(Any, context))
     assert Add.timers == ["later after b'1'"]
+
+
+def other_members(draft: GroupDraft, **fields: Any) -> GroupDraft:
+    return draft.with_members([replace(m, **fields) for m in draft.members])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda d: None, "a NoneType, and groups go on as a GroupDraft"),
+        (lambda d: d.group, "a Group, and groups go on as a GroupDraft"),
+        (lambda d: replace(d, group=replace(d.group, group=99)), "group 99 of policy 0 in the place"),
+        (lambda d: replace(d, group=replace(d.group, policy=1)), "group 0 of policy 1 in the place"),
+        (lambda d: d.with_members([*d.members, *d.members]), r"replicas \[0, 1, 0, 1\] of \[0, 1\]"),
+        (lambda d: other_members(d, replica=7), r"replicas \[7, 7\]"),
+        (lambda d: d.with_members([]), "no member to train"),
+        (lambda d: other_members(d, status="baseline_only"), "no member to train"),
+        (lambda d: other_members(d, status="wow"), "status 'wow' is none of"),
+        (lambda d: other_members(d, shaped_reward=float("nan")), "is nan: it must be finite"),
+        (lambda d: other_members(d, shaped_reward=float("inf")), "is inf: it must be finite"),
+        (
+            lambda d: replace(d, members=(replace(d.members[0], shaped_reward="x"), d.members[1])),
+            "real number, not str",
+        ),
+        (lambda d: other_members(d, error="\ud800"), "a lone surrogate"),
+        (lambda d: replace(d, members=d.members[:1]), "its Group counts other members than it has"),
+    ],
+)
+def test_what_may_not_go_on_fails_its_group_by_name(make: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the task that holds all other groups too, or another group's credit."""
+    monkeypatch.setattr(Emitting, "make", staticmethod(make))
+    result = run({"type": "emitting"}, {"type": "add"})
+    assert (result.operator, result.broken) == ("emitting", True)
+    assert re.search(says, result.detail)
+    assert "(test_operator_chain.py:" in result.detail, "the line of the operator is named"
+
+
+def test_members_may_be_left_out_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Emitting, "make", staticmethod(lambda d: other_members(d, shaped_reward=5.0).with_members(d.members[1:]))
+    )
+    assert [m.replica for m in run({"type": "emitting"}).members] == [1]
+
+
+def test_words_of_a_drop_are_made_to_travel() -> None:
+    assert run({"type": "foul"}) == Dropped("foul", "r" * 100 + ": a lone ?")
+
+
+def test_a_timer_that_raises_ends_no_task_and_no_group() -> None:
+    context = FakeContext()
+    chain = OperatorChain(make_config(operators=[{"type": "late"}]))
+    chain.open(cast(Any, context))
+    chain.on_timer("operator/0/later", cast(Any, context))
+    assert context.metrics.total("operator_errors") == 1
+
+
+def test_a_timer_at_no_whole_millisecond_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Add, "process", lambda self, record, context: context.schedule("later", 0.5))
+    assert "a timer is due at whole milliseconds, not at 0.5" in run({"type": "add"}).detail
+
+
+def test_an_operator_that_cannot_open_is_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"operators\[1\] \(unopened\) cannot open: it raised KeyError: 'state'"
+    ):
+        run({"type": "add"}, {"type": "unopened"})
 
 
 def test_a_bad_configuration_names_entry_type_and_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from stage_feed import make_config, make_demand, make_driver, make_prompt, make_
 from headrace.pipeline import flow
 from headrace.pipeline.operators.prompt_operator import Candidate, Outcome, PromptContext, PromptOperator
 from headrace.pipeline.prompt_chain import PromptChain, resolved
-from headrace.pipeline.runtime.driver import TopologyDriver
+from headrace.pipeline.runtime.driver import Counts, TopologyDriver
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.parts import Source
@@ -161,12 +162,37 @@ def test_an_operator_that_raises_skips_by_name_and_the_run_goes_on(monkeypatch: 
     monkeypatch.setattr("headrace.pipeline.operators.accept_all.AcceptAll.process", broken)
     driver = fed(deep({"type": "accept_all"}), make_prompt(0))
     (record,) = of_type(driver, "ledger", Skipped)
-    assert (record.operator, record.reason, record.detail) == (
-        "accept_all",
-        "broken",
-        "raised KeyError: 'no such thing'",
-    )
+    assert (record.operator, record.reason) == ("accept_all", "broken")
+    assert re.fullmatch(r"raised KeyError: 'no such thing' \(test_prompt_chain.py:\d+\)", record.detail)
     assert driver.metrics.total("operator_errors") == 1
+
+
+@pytest.mark.parametrize("answer", [None, ["main", "other"], ValueError("which one")])
+def test_an_operator_that_cannot_choose_a_stream_has_no_say(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def select(self: PromptOperator, present: Any, absent: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("headrace.pipeline.operators.accept_all.AcceptAll.select", select)
+    driver = fed(deep({"type": "accept_all"}), make_prompt(0), make_prompt(1))
+    assert groups(driver) == ["main-0", "main-1"]
+    assert driver.metrics.total("operator_errors") >= 2
+
+
+def test_an_operator_that_cannot_open_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.pipeline.operators.accept_all.AcceptAll.open", lambda *_: 1 / 0)
+    with pytest.raises(ConfigurationError, match=r"operators\[0\] \(accept_all\) cannot open: it raised ZeroDivision"):
+        fed(deep({"type": "accept_all"}))
+
+
+def test_words_that_may_not_travel_are_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "headrace.pipeline.operators.accept_all.AcceptAll.process", lambda _, x, c: c.drop("no\ud800", "\ud800" * 5000)
+    )
+    driver = fed(deep({"type": "accept_all"}), make_prompt(0))
+    (record,) = of_type(driver, "ledger", Skipped)
+    assert (record.reason, record.detail) == ("no?", "?" * 1000)
 
 
 def test_nothing_is_asked_while_no_group_could_open(heard: list[Any]) -> None:
@@ -224,6 +250,6 @@ def test_orders_that_cannot_work_are_refused() -> None:
 
 def test_a_chain_without_operators_lets_everything_pass() -> None:
     chain = PromptChain(make_config())
-    assert chain.select(["a", "b"], ["c"]) == ["a", "b"]
+    assert chain.select(["a", "b"], ["c"], Counts()) == ["a", "b"]
     driver = fed(make_config(), make_prompt(0))
     assert groups(driver) == ["main-0"]

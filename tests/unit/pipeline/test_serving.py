@@ -37,8 +37,10 @@ class Ranking(_Part):
 class Choosing(_Part):
     kind: ClassVar[Any] = "replay"
 
-    def capacity(self, batch_groups: int) -> int:
-        return 99
+    held: ClassVar[Any] = 99
+
+    def capacity(self, batch_groups: int) -> Any:
+        return self.held
 
     def choose(self, pool: Sequence[Candidate], count: int, moment: Moment) -> Any:
         return self.answer
@@ -98,7 +100,7 @@ def test_where_none_is_named_the_usual_ones_are_in_force() -> None:
         ([{"type": "edf", "stream": "main"}], "a batch mixes streams; name a policy"),
         ([{"type": "replay", "ratio": 1}], r"operators\[0\] \(replay\): ratio: .*ratio is below 1"),
         ([{"type": "replay", "selector": "newest"}], r"operators\[0\] \(replay\): selector: "),
-        ([{"type": "edf", "speed": 1}], r"operators\[0\] \(edf\): speed: "),
+        ([{"type": "edf", "speed": 1}], r"operators\[0\] \(edf\): unknown key speed"),
         (
             [{"type": "edf"}, {"type": "replay"}],
             r"after edf \(order\), but the order is .*shape, statistics, filter",
@@ -158,6 +160,25 @@ def test_lanes_that_there_are_not_are_refused(answer: list[Any], monkeypatch: py
     monkeypatch.setattr(Placing, "answer", answer)
     with pytest.raises(ServingFailed, match="lanes are 0 to 1"):
         serving("Placing").lanes([make_candidate(1), make_candidate(2)], 2, make_moment())
+
+
+@pytest.mark.parametrize("answer", [None, False, 0])
+def test_a_refusal_that_is_no_text_is_no_refusal(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that forgets to answer would drop every group by the reason None."""
+    monkeypatch.setattr(Stricter, "refusal", lambda *_: answer)
+    with pytest.raises(ServingFailed, match="which is no text"):
+        serving("Stricter").refusal(make_candidate(1), make_moment())
+
+
+@pytest.mark.parametrize("held", [None, -1, 2.5])
+def test_a_pool_of_no_number_of_groups_is_refused(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Choosing, "held", held)
+    feed = ServingFeed({"type": "Choosing"}, size=2, replay=0.5)
+    feed.open([0])
+    with pytest.raises(
+        ServingFailed, match=r"operator Choosing \(replay\) cannot serve batch 1 .* no number of groups"
+    ):
+        feed.keep(0)
 
 
 def test_a_stricter_rule_closes_fresh_groups_and_bars_pooled_ones() -> None:

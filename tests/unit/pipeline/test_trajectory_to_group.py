@@ -326,6 +326,26 @@ def test_role_rewards_go_to_the_policy_that_played_the_role() -> None:
     assert {m.policy: m.raw_reward for m in of_type(driver, "groups", Member)} == {0: 3.0, 1: 5.0}
 
 
+@pytest.mark.parametrize("rewards", [(1e200, -1e200), (1.7e308, -1.7e308), (1.7e308, 1.6e308), (-1e308, 0.0)])
+def test_rewards_too_large_to_be_squared_or_added_close_their_group(rewards: tuple[float, float]) -> None:
+    driver = fed()
+    report(driver, *enumerate(rewards))
+    assert endings(driver) == [("kept", 0, "")]
+    (group,) = of_type(driver, "groups", Group)
+    assert min(rewards) <= group.raw_mean <= max(rewards)
+    assert 0 < group.raw_std < float("inf")
+
+
+def test_a_reward_whose_parts_have_no_finite_sum_is_excluded_by_name() -> None:
+    driver = fed()
+    report(driver, (0, 1.0))
+    report(driver, (1, 1.0), rewards=[Reward(name=name, value=1.7e308) for name in "ab"])
+    assert endings(driver) == [("kept", 0, "")]
+    members = of_type(driver, "groups", Member)
+    assert [m.status for m in members] == ["train", "excluded"]
+    assert members[1].error == "the parts of its reward have no finite sum"
+
+
 class Breaks:
     """An operator that raises."""
 
@@ -351,7 +371,8 @@ def test_an_operator_that_raises_fails_the_group_by_name_and_the_run_goes_on(mon
     driver = fed(config=make_config(operators=[{"type": "breaks"}]), admitted=2)
     for group in (0, 1):
         report(driver, (0, 0.0), (1, 1.0), group=group)
-    assert endings(driver) == [("failed", g, "raised ZeroDivisionError: no members") for g in (0, 1)]
+    assert [(what, g) for what, g, _ in endings(driver)] == [("failed", 0), ("failed", 1)]
+    assert all(detail.startswith("raised ZeroDivisionError: no members (") for *_, detail in endings(driver))
     assert of_type(driver, "ledger", Closed)[0].operator == "breaks"
 
 

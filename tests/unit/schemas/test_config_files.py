@@ -95,6 +95,8 @@ def test_an_overrides_value_is_toml_or_else_text(least: Path, text: str, value: 
         ("eval.priority=now", "eval.priority: "),
         ("trainer.betas=[0.9]", "trainer.betas"),
         ("policies.main.replay=1", "policies.main.replay: "),
+        ("policies.main.depth=inf", "policies.main.depth: .*finite"),
+        ("trainer.lr=nan", "trainer.lr: .*finite"),
     ],
 )
 def test_overrides_that_cannot_be_are_refused_in_words(least: Path, override: str, says: str) -> None:

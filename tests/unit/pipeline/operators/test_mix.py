@@ -82,7 +82,7 @@ def test_classes_may_be_fields_of_the_prompt(by: str) -> None:
     [
         ({"weights": {}}, "at least 1"),
         ({"weights": {"a": 0}}, "greater than 0"),
-        ({"weights": {"a": float("nan")}}, "greater than 0"),
+        ({"weights": {"a": float("nan")}}, "finite"),
         ({"weights": {"a": 1}, "by": "task_type", "missing": "lend"}, "belongs to by = 'stream'"),
     ],
 )

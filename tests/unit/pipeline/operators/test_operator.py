@@ -22,6 +22,14 @@ def test_mean_and_deviation_are_the_unbiased_ones(values: list[float]) -> None:
     assert deviation == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6)
 
 
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_finite_values_have_a_finite_mean_among_them_and_a_finite_deviation(values: list[float]) -> None:
+    mean, deviation = mean_and_deviation(values)
+    room = 1e-9 * max(map(abs, values))
+    assert min(values) - room <= mean <= max(values) + room
+    assert 0 <= deviation < float("inf")
+
+
 @given(st.floats(-1e6, 1e6), st.integers(1, 20))
 def test_equal_values_have_no_deviation_at_all(value: float, count: int) -> None:
     assert mean_and_deviation([value] * count) == (value, 0.0)
