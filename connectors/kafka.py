@@ -7,8 +7,9 @@ range assignment, murmur2 partitioning, records up to 8 MB.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import confluent_kafka
@@ -28,7 +29,7 @@ from headrace.schemas.ids import check_run_id, topic_name, unprefixed
 from headrace.schemas.parts import Source
 from headrace.schemas.records import RECORD_TYPES, Record
 
-__all__ = ("Connection", "Consumer", "Producer", "RawRecord")
+__all__ = ("Connection", "Consumer", "Producer", "RawRecord", "headers_in")
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +120,6 @@ class RawRecord:
     @classmethod
     def of(cls, message: Message, run: str) -> "RawRecord":
         """From a consumed message without error."""
-        headers: Any = message.headers() or []
-        if not isinstance(headers, list):  # the other form in the client's types; what was consumed comes as a list
-            headers = [(k, v.encode() if isinstance(v, str) else v) for k, v in dict_items(headers)]
         return cls(
             unprefixed(run, message.topic() or ""),
             message.partition() or 0,
@@ -129,13 +127,26 @@ class RawRecord:
             message.timestamp()[1],
             message.key(),
             message.value(),
-            headers,
+            headers_in(message),
         )
 
 
-def dict_items(headers: Any) -> Iterable[tuple[str, Any]]:
-    """Headers as pairs, whichever of the client's two forms they have."""
-    return headers.items() if isinstance(headers, dict) else headers
+_read_headers = methodcaller("headers")
+"""The client gives a list *and* sets the error. Called by its name, the interpreter may find that only later."""
+
+
+def headers_in(message: Message) -> list[tuple[str, bytes | None]]:
+    """Headers of a consumed message; none at all where a name is no UTF-8.
+
+    Kafka takes such a name from any client, and ours raises at the whole list. One record must not stop its readers.
+    """
+    try:
+        headers: Any = _read_headers(message) or []
+    except (SystemError, UnicodeDecodeError):
+        return []
+    if isinstance(headers, list):  # the other form stands in the client's types only
+        return headers
+    return [(k, v.encode() if isinstance(v, str) else v) for k, v in headers.items()]
 
 
 @dataclass(slots=True)

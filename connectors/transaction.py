@@ -1,8 +1,8 @@
 """One transactional producer and its rules: begin lazily, repeat what is retriable, abort, or declare it lost.
 
 Every error of the client ends as one of three: the same call again, ``TransactionAborted`` (the transaction is undone,
-the producer lives) or ``ProducerLost`` (it has many faces; the worker then makes a new producer). A watchdog ends the
-process when a single call hangs (protocol 7).
+the producer lives) or ``ProducerLost`` (it has many faces; the worker then makes a new producer); but a record that its
+topic does not take is a ConfigurationError. A watchdog ends the process when a single call hangs (protocol 7).
 """
 
 import logging
@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from headrace.connectors.kafka import Producer
+from headrace.connectors.kafka import MAX_MESSAGE_BYTES, Producer
 from headrace.connectors.kafka_errors import error_of
+from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("CALL_SECONDS", "Face", "ProducerLost", "Transaction", "TransactionAborted", "Watchdog", "face_of")
 
@@ -278,6 +279,11 @@ class Transaction:
         if face_of(inner) is Face.LOST:
             raise ProducerLost(reason) from error
         self.abort()
+        if inner.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            raise ConfigurationError(
+                f"{reason}. Trying again would not help: raise max.message.bytes of the topic (a run's topics need "
+                f"{MAX_MESSAGE_BYTES}), or let what is large go to the object store (rollout.offload_bytes)"
+            ) from error
         raise TransactionAborted(reason, membership=inner.code() in _MEMBERSHIP) from error
 
 

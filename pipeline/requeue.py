@@ -13,7 +13,7 @@ __all__ = ("requeue",)
 
 HEADER = "hr-requeued"
 _ERRORS = "__streams.errors."
-_LETTER_HEADERS = ("hr-stage", "hr-size", "hr-sha256")
+_LETTER_HEADERS = ("hr-stage", "hr-size", "hr-sha256", "hr-key-size")
 _SECONDS = 30.0
 
 
@@ -38,6 +38,12 @@ def requeue(connection: Connection, offset: int, *, value: bytes | None = None, 
         raise ConfigurationError(
             f"dead-letters[0]@{offset} holds only the first {len(letter.value or b'')} of "
             f"{(headers['hr-size'] or b'?').decode()} bytes: give all of them by --value FILE"
+        )
+    if "hr-key-size" in headers:
+        raise ConfigurationError(
+            f"dead-letters[0]@{offset} holds only the first {len(letter.key or b'')} of "
+            f"{(headers['hr-key-size'] or b'?').decode()} bytes of its key: no stage writes such a key, so its writer "
+            "has to send the record anew"
         )
     before = None if again else _put_back(connection, letter, topic, partition)
     if before is not None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from confluent_kafka import Message
 
-from headrace.connectors.kafka import Connection, RawRecord
+from headrace.connectors.kafka import Connection, RawRecord, headers_in
 from headrace.pipeline.trace_operators import Passed, kept_text
 from headrace.pipeline.trace_weights import trained
 from headrace.pipeline.windows import Windows
@@ -216,7 +216,7 @@ class _Trace:
 
 
 def _failed(message: Message) -> bool:
-    return ("hr-record", b"Failed") in (message.headers() or ())
+    return ("hr-record", b"Failed") in headers_in(message)
 
 
 def follow(connection: Connection, prompt_id: str) -> list[Event]:

@@ -1,8 +1,8 @@
 """Dead letters: a record that a stage could not use, kept with its original bytes and the reason.
 
 The value is the original one, the headers are the six of Kafka Streams (``__streams.errors.*``) after the record's own.
-Above 1 MB the letter holds the first 64 KB and, in headers, the size and the sha256 of all. ``UnusableShare`` ends a
-task before a flood of such records fills a disk or eats a data set.
+Above 1 MB the letter holds the first 64 KB and, in headers, the size and the sha256 of all; a key is cut at 16 KB.
+``UnusableShare`` ends a task before a flood of such records fills a disk or eats a data set.
 """
 
 import hashlib
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("TOPIC", "UnusableFlood", "UnusableShare", "letter_headers", "letter_value")
+__all__ = ("TOPIC", "UnusableFlood", "UnusableShare", "letter_headers", "letter_key", "letter_value")
 
 TOPIC = "dead-letters"
 _WHOLE_BYTES = 1 << 20
 _KEPT_BYTES = 64 << 10
 _STACK_CHARACTERS = 8_000
 _OWN_HEADER_BYTES = 16 << 10
+_KEY_BYTES = 16 << 10
 
 HeaderList = list[tuple[str, bytes | None]]
 
@@ -26,6 +27,11 @@ HeaderList = list[tuple[str, bytes | None]]
 def letter_value(value: bytes | None) -> bytes | None:
     """The value of the letter: all of it, or its first 64 KB when it is over 1 MB."""
     return value if value is None or len(value) <= _WHOLE_BYTES else value[:_KEPT_BYTES]
+
+
+def letter_key(key: bytes | None) -> bytes | None:
+    """The key of the letter: a foreign one may leave no room for anything else."""
+    return key if key is None else key[:_KEY_BYTES]
 
 
 def letter_headers(
@@ -37,6 +43,7 @@ def letter_headers(
     value: bytes | None,
     headers: Sequence[tuple[str, bytes | None]],
     stage: str,
+    key: bytes | None = None,
 ) -> HeaderList:
     """Headers of the letter for a record at ``topic[partition]@offset`` (topic with the run's prefix).
 
@@ -60,6 +67,8 @@ def letter_headers(
             ("hr-size", str(len(value)).encode()),
             ("hr-sha256", hashlib.sha256(value).hexdigest().encode()),
         ]
+    if key is not None and len(key) > _KEY_BYTES:
+        out.append(("hr-key-size", str(len(key)).encode()))
     return out
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from headrace.connectors.transaction import SWEEP_RECORD, ProducerLost, TransactionAborted
 from headrace.pipeline.runtime.context import Output, TaskContext
 from headrace.pipeline.runtime.dead_letters import TOPIC as DEAD_LETTERS
-from headrace.pipeline.runtime.dead_letters import UnusableShare, letter_headers, letter_value
+from headrace.pipeline.runtime.dead_letters import UnusableShare, letter_headers, letter_key, letter_value
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.lifecycle import TaskState, moved
 from headrace.pipeline.runtime.metrics import StageMetrics
@@ -294,8 +294,9 @@ class Task:
             value=message.value,
             headers=message.headers,
             stage=self._sub_topology,
+            key=message.key,
         )
-        self._sink(DEAD_LETTERS, 0, message.key, letter_value(message.value), headers)
+        self._sink(DEAD_LETTERS, 0, letter_key(message.key), letter_value(message.value), headers)
         self._share.unusable(message.topic, f"{self._config.run.id}.{where}", error)
 
     # the transaction

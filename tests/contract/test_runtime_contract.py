@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from batch_maker import build_batch
 from confluent_kafka import KafkaException, TopicPartition
+from raw_kafka import RawClient
 from toy_worker import Chain, check_chain, feed, make_run, running, send, toy, wait_for_chain
 
+from headrace.connectors.broker.codes import Code
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
+from headrace.pipeline.requeue import requeue
 from headrace.pipeline.runtime.stage import Context, Received
 from headrace.pipeline.runtime.worker import Worker, wall_ms
 from headrace.schemas.codec import decode, encode, headers_of
@@ -57,6 +61,24 @@ def test_garbage_and_raising_records_are_buried_and_leave_nothing_half_done(run:
     assert headers[1]["__streams.errors.message"] == b"boom"
     assert b"raise ValueError" in (headers[1]["__streams.errors.stacktrace"] or b"")
     assert headers[1]["hr-record"] == b"Failed"
+
+
+def test_records_as_only_foreign_clients_write_them_stop_nobody(run: Run, bootstrap: str) -> None:
+    """A header whose name is no UTF-8 (kcat writes it), and a key that leaves no room for the letter's headers."""
+    _, connection = run
+    topic, odd, now = connection.topic("admissions"), [(b"\xff\xfe", b"1")], [wall_ms()]
+    long = bytes((8 << 20) - 1000)
+    with RawClient(bootstrap) as client:
+        for key, value, headers in ((b"k", encode(toy(0)), odd), (b"k", b"\xff garbage", odd), (long, b"\xff", [])):
+            assert client.produce(topic, build_batch([(key, value)], timestamps=now, headers=headers))[0] == Code.NONE
+    send(connection, "admissions", [(0, toy(1))])
+    check_chain(work(run, 2), range(2))
+    letters = list(connection.read_topic("dead-letters"))
+    assert [letter.value for letter in letters] == [b"\xff garbage", b"\xff"]
+    assert [len(letter.key or b"") for letter in letters] == [1, 16 << 10]
+    assert dict(letters[1].headers)["hr-key-size"] == str(len(long)).encode()
+    with pytest.raises(ConfigurationError, match="first 16384 of 8387608 bytes of its key"):
+        requeue(connection, letters[1].offset)
 
 
 def test_output_carries_headers_and_decodes(run: Run) -> None:

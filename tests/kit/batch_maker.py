@@ -32,13 +32,15 @@ def build_batch(
     transactional: bool = False,
     timestamps: Sequence[int] | None = None,
     codec: int = 0,
+    headers: Sequence[tuple[bytes, bytes | None]] = (),
 ) -> bytearray:
-    """A batch of (key, value) records; times default to 1000, 1001, ..."""
+    """A batch of (key, value) records, each with these headers; times default to 1000, 1001, ..."""
     times = list(timestamps) if timestamps is not None else [1000 + i for i in range(len(pairs))]
     attributes = codec | (16 if transactional else 0)
     header = Header(0, 0, -1, 2, 0, attributes, len(pairs) - 1, times[0], 0, producer, epoch, sequence, len(pairs))
+    told = _varint(len(headers)) + b"".join(_field(name) + _field(value) for name, value in headers)
     rows = [
-        Record(i, times[i], key, value is not None, _field(key) + _field(value) + b"\0")
+        Record(i, times[i], key, value is not None, _field(key) + _field(value) + told)
         for i, (key, value) in enumerate(pairs)
     ]
     return batches.rebuilt(header, rows)

@@ -20,6 +20,7 @@ from headrace.connectors.transaction import (
     TransactionAborted,
     Watchdog,
 )
+from headrace.schemas.errors import ConfigurationError
 
 AGAIN = KafkaError(KafkaError._TIMED_OUT, "slow", False, True)
 ABORT = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no", False, False, True)
@@ -133,6 +134,16 @@ def test_an_abortable_error_is_undone_and_says_whether_the_member_is_out(
     assert caught.value.membership is membership
     assert script.calls[-1] == "abort_transaction"
     assert not transaction.open
+
+
+@pytest.mark.parametrize("call", ["produce", "commit_transaction"])
+def test_a_record_that_the_topic_does_not_take_is_for_a_person_and_not_for_another_try(call: str) -> None:
+    script = Script(**{call: [KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large", False, False, True)]})
+    transaction = _transaction(script)
+    with pytest.raises(ConfigurationError, match=r"MSG_SIZE_TOO_LARGE: too large.*max\.message\.bytes"):
+        transaction.produce("out", b"1", 0)
+        transaction.commit(POSITION, "metadata")
+    assert (script.calls[-1], transaction.open) == ("abort_transaction", False)
 
 
 @pytest.mark.parametrize("error", [FENCED, STATE])
