@@ -1,4 +1,6 @@
-"""The code and the test that a new operator begins with, by what it does: with closed groups, or at serving."""
+"""The code and the test that a new operator begins with, by what it does: before rollout, with closed groups, or at
+serving.
+"""
 
 from headrace.pipeline.cli.plugin_templates import Beginning
 
@@ -49,6 +51,77 @@ class $cls:
 
     def close(self) -> None:
         """Let go of what `open` took."""
+'''
+
+_PROMPT = '''"""Which prompts $name lets become groups, with its formula and its source."""
+
+from typing import ClassVar
+
+from headrace.pipeline.operators.operator import OperatorConfiguration
+from headrace.pipeline.operators.prompt_operator import (
+    Candidate,
+    Outcome,
+    PromptConfiguration,
+    PromptContext,
+    PromptOperator,
+)
+
+__all__ = ("$cls", "${cls}Configuration")
+
+
+class ${cls}Configuration(PromptConfiguration):
+    """The keys of its `[[operators]]` entry, with defaults."""
+
+
+class $cls(PromptOperator):
+    """Admits every prompt."""
+
+    Configuration: ClassVar[type[OperatorConfiguration]] = ${cls}Configuration
+
+    def __init__(self, configuration: ${cls}Configuration) -> None:
+        self._given = configuration
+
+    def open(self, context: PromptContext) -> None:
+        """Read what the store remembers."""
+
+    def process(self, candidate: Candidate, context: PromptContext) -> None:
+        """End the prompt by `context.admit()` or `context.drop("a_reason", "the numbers that decided it")`."""
+        context.admit()
+
+    def outcome(self, outcome: Outcome, context: PromptContext) -> None:
+        """Learn from a group that has closed; put what has to survive into `context.store()`."""
+'''
+
+_SETTINGS = '''"""Which settings $name gives a run, and why."""
+
+from typing import ClassVar
+
+from headrace.pipeline.operators.operator import OperatorConfiguration
+from headrace.pipeline.operators.prompt_operator import SettingsOperator
+from headrace.schemas.config import PolicyConfig, StreamConfig
+
+__all__ = ("$cls", "${cls}Configuration")
+
+
+class ${cls}Configuration(OperatorConfiguration):
+    """The keys of its `[[operators]]` entry, with defaults."""
+
+
+class $cls(SettingsOperator):
+    """Leaves every setting as it is."""
+
+    Configuration: ClassVar[type[OperatorConfiguration]] = ${cls}Configuration
+
+    def __init__(self, configuration: ${cls}Configuration) -> None:
+        self._given = configuration
+
+    def policy(self, name: str, section: PolicyConfig) -> PolicyConfig:
+        """The section of a policy as it shall be."""
+        return section
+
+    def stream(self, name: str, section: StreamConfig) -> StreamConfig:
+        """The section of a stream as it shall be."""
+        return section
 '''
 
 _SERVING = '''"""What $name decides at serving, with its formula and its source."""
@@ -114,6 +187,8 @@ _METHODS = {
 }
 
 OPERATORS = {
+    "settings": Beginning(code=_SETTINGS, test=_TEST, toml=_TOML),
+    "prompt": Beginning(code=_PROMPT, test=_TEST, toml=_TOML),
     **{kind: Beginning(code=_GROUPS, test=_TEST, toml=_TOML) for kind in ("shape", "filter", "downsample")},
     **{
         kind: Beginning(code=_SERVING.replace("__DOES__", does) + methods, test=_TEST, toml=_TOML)

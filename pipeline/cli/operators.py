@@ -27,8 +27,10 @@ app = command_group("Installed plug-ins by group; write and try an operator.")
 
 
 class OperatorKind(StrEnum):
-    """What a new operator does: with a closed group, or at serving."""
+    """What a new operator does: before rollout, with a closed group, or at serving."""
 
+    settings = "settings"
+    prompt = "prompt"
     shape = "shape"
     filter = "filter"
     downsample = "downsample"
