@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.pipeline.run_records import TrajectoryHead
+from headrace.pipeline.workers import is_suspended
 from headrace.schemas.records import Batched, Closed, Demand, Kept, Record, Resumed, Step, Stop
 
 __all__ = (
@@ -113,7 +114,7 @@ class WorkerRow:
     """One worker within the window. ``busy`` is the share of its slots that held a task."""
 
     worker: str
-    status: Literal["healthy", "silent", "gone"]
+    status: Literal["healthy", "suspended", "silent", "gone"]
     slots: int
     busy: float
     trajectories: int
@@ -232,9 +233,9 @@ class Balance:
     def _worker(self, name: str, since: int, until: int) -> WorkerRow:
         said = self._demand[name]
         last, made = said[-1], self._made[name]
-        status: Literal["healthy", "silent", "gone"] = "healthy"
+        status: Literal["healthy", "suspended", "silent", "gone"] = "healthy"
         if last.capacity == 0:
-            status = "gone"
+            status = "suspended" if is_suspended(last) else "gone"
         elif until - last.sent_ms > self._silent_ms:
             status = "silent"
         begun = max(since, said[0].sent_ms)

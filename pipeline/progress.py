@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from headrace.connectors.kafka import Connection, Consumer, RawRecord
 from headrace.pipeline.tally import TALLY_TOPICS, PolicyTally, Tally
+from headrace.pipeline.workers import is_suspended
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import HeadraceError, UndecodableRecord
 from headrace.schemas.records import EvalResult, Step
@@ -41,6 +42,7 @@ class Follower:
         self._consumer.assign(places)
         self.rollouts_per_second = 0.0
         self._counted_at = 0.0
+        self._answered = time.monotonic()
         self._counting: threading.Thread | None = None
 
     def poll(self, seconds: float) -> None:
@@ -64,13 +66,23 @@ class Follower:
             self._counting = threading.Thread(target=self._count, name="count", daemon=True)
             self._counting.start()
 
+    @property
+    def address(self) -> str:
+        """Where the cluster is asked for."""
+        return self._connection.bootstrap
+
+    def silence(self) -> float:
+        """Seconds since the cluster last answered ``count``."""
+        return time.monotonic() - self._answered
+
     def _count(self) -> None:
         before, since = self.rollouts, time.monotonic() - self._counted_at
         try:
             self.rollouts = sum(self._connection.end_offsets("trajectories", committed=False).values())
         except HeadraceError:
-            return  # the broker is away for a moment; the figures stay as they were
-        now = time.monotonic()
+            self.rollouts_per_second = 0.0  # the broker is away; the other figures stay as they were
+            return
+        now = self._answered = time.monotonic()
         if self._counted_at:
             self.rollouts_per_second += 0.5 * ((self.rollouts - before) / since - self.rollouts_per_second)
         self._counted_at = now
@@ -168,11 +180,15 @@ def waits_for(
     troubled: Mapping[str, int],
     running: Sequence[str],
     waiting: Mapping[str, str] | None = None,
+    broker: str = "",
 ) -> str:
     """In words, what a run that does not move is waiting for; names the process or topic to look at.
 
-    troubled: deaths of parts. waiting: what parts say themselves that they wait for.
+    troubled: deaths of parts. waiting: what parts say themselves that they wait for. broker: what is wrong with the
+    cluster; whatever else is seen then follows from it.
     """
+    if broker:
+        return broker
     if waiting:
         return "; ".join(f"{name} says: {words}" for name, words in sorted(waiting.items()))
     if troubled:
@@ -183,6 +199,8 @@ def waits_for(
         newest = max((d.sent_ms for d in tally.workers.values()), default=0)
         silence = f"no Demand for {(now_ms - newest) / 1000:.0f} s" if newest else "no Demand yet"
         return f"{silence}: no rollout worker is alive"
+    if all(is_suspended(demand) for demand in alive.values()):
+        return f"suspended: {', '.join(sorted(alive))}; headrace workers resume --all lets them go on"
     reasons = []
     for index, name in enumerate(config.policies):
         policy = tally.policies[index]

@@ -67,6 +67,8 @@ class RolloutWorker:
         self._role = role
         self._ended = False
         self._suspended = False
+        self._handing_over = False
+        """Suspended by somebody who wants its tasks to go elsewhere."""
         self._fault: BaseException | None = None
         self._writing: set[asyncio.Task[None]] = set()
         """Prefixes on their way."""
@@ -192,6 +194,8 @@ class RolloutWorker:
         while not self._ended and not self._stop.is_set():
             busy = [s for s in self._samplers.values() if s.busy and not self._suspended]
             self._read(0.0 if busy else self._patience())
+            if self._handing_over:
+                await self._give_up()
             self._take_weights()
             for sampler in busy:
                 sampler.step()
@@ -248,6 +252,17 @@ class RolloutWorker:
             await asyncio.sleep(0)
         self._holdings.announce_now(**self._state())
 
+    async def _give_up(self) -> None:
+        """Let others have all that is held, and stay."""
+        self._handing_over = False
+        await self._hand_over()
+        episodes = self._holdings.cancel_all()
+        self._inbox.renew(self._holdings.give_up())
+        await asyncio.gather(*episodes, return_exceptions=True)
+        for sampler in self._samplers.values():
+            sampler.engine.pause()
+        _say(f"gives up {len(episodes)} tasks")
+
     async def _recall(self, task: Task) -> list[Sequence]:
         return await self._partials.recall(task)
 
@@ -264,7 +279,7 @@ class RolloutWorker:
             elif isinstance(record, Cancel):
                 self._holdings.cancel(record)
             elif isinstance(record, Suspend | Resume):
-                self._suspend(isinstance(record, Suspend))
+                self._suspend(record)
             elif isinstance(record, Stop):
                 _say(f"the run stops: {record.reason}")
                 self._ended = True
@@ -272,14 +287,15 @@ class RolloutWorker:
             self._delivery.dead(raw.value, error, raw)
         self._inbox.undecodable.clear()
 
-    def _suspend(self, suspended: bool) -> None:
-        self._suspended = suspended
+    def _suspend(self, record: Suspend | Resume) -> None:
+        self._suspended = suspended = isinstance(record, Suspend)
+        self._handing_over = isinstance(record, Suspend) and record.hand_over
         self._holdings.suspend(suspended)
         for sampler in self._samplers.values():
-            if suspended:
-                sampler.engine.pause()
-            else:
+            if not suspended:
                 sampler.engine.resume()
+            elif not self._handing_over:  # what runs is broken off first
+                sampler.engine.pause()
         _say("suspended" if suspended else "goes on")
 
     async def _play(self, task: Task, place: Source) -> None:

@@ -163,12 +163,16 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspend:
-    """A worker stops sampling and keeps its tasks until Resume.
+    """A worker stops sampling and asks for no tasks until Resume.
 
-    Example: Suspend(worker="rollout-0")
+    It keeps those that it has, or with ``hand_over`` writes their prefixes and gives up their leases: they are issued
+    to others.
+
+    Example: Suspend(worker="rollout-0", hand_over=True)
     """
 
     worker: str
+    hand_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("headrace.pipeline.cli.simulate", "Runs in virtual time: the papers' figures, the size of a cluster"),
     "topics": ("headrace.pipeline.cli.topics", "Look into the topics of a run"),
     "groups": ("headrace.pipeline.cli.groups", "Positions of the consumer groups of a run"),
+    "workers": ("headrace.pipeline.cli.workers", "Rollout workers of a run: list, suspend, resume"),
     "trace": ("headrace.pipeline.cli.trace", "Follow one prompt from its record to the step that trained it"),
     "replay": ("headrace.pipeline.cli.replay", "Decide again on recorded records with other operators, and compare"),
     "dead-letters": ("headrace.pipeline.cli.dead_letters", "Records that a stage could not use"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.schemas.access import LOOKER
 from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = (
     "newest_run",
     "reading",
     "record_lines",
+    "topics_of",
     "when",
 )
 
@@ -40,10 +42,11 @@ _LONG_TEXT = 400
 
 
 @contextmanager
-def reading(folder: str, run: str, bootstrap: str, *modules: str) -> Iterator["Connection"]:
+def reading(folder: str, run: str, bootstrap: str, *modules: str, role: str = LOOKER) -> Iterator["Connection"]:
     """A connection to a run's topics; ``modules`` are those that the caller is going to import.
 
-    They are loaded while a local broker starts, which takes about as long. Raises ConfigurationError when no run can be
+    They are loaded while a local broker starts, which takes about as long. ``role`` is the login of who does more than
+    look. Raises ConfigurationError when no run can be
     found.
     """
     from headrace.pipeline.launch.folder import RunFolder
@@ -51,7 +54,7 @@ def reading(folder: str, run: str, bootstrap: str, *modules: str) -> Iterator["C
     from headrace.schemas.config import default_kafka
 
     if run and bootstrap:
-        yield _connection(default_kafka(), run, bootstrap)
+        yield _connection(default_kafka(), run, bootstrap, role)
         return
     path = Path(folder) if folder else Path("runs") / run if run else newest_run()
     place = RunFolder.existing(path)
@@ -62,13 +65,23 @@ def reading(folder: str, run: str, bootstrap: str, *modules: str) -> Iterator["C
             importlib.import_module(module)
 
     with broker_of(place, bootstrap, load) as address:
-        yield _connection(config.kafka, config.run.id, address)
+        yield _connection(config.kafka, config.run.id, address, role)
 
 
-def _connection(kafka: "KafkaConfig", run: str, bootstrap: str) -> "Connection":
+def topics_of(connection: "Connection") -> dict[str, int]:
+    """Partition counts of the run's topics. Raises MissingTopic when the cluster has none of such a run."""
+    from headrace.connectors.kafka_errors import MissingTopic
+
+    topics = connection.list_run_topics()
+    if not topics:
+        raise MissingTopic(f"the cluster at {connection.bootstrap} has no topic of a run {connection.run}")
+    return topics
+
+
+def _connection(kafka: "KafkaConfig", run: str, bootstrap: str, role: str) -> "Connection":
     from headrace.connectors.kafka import Connection
 
-    return Connection.of(kafka, run, bootstrap)
+    return Connection.of(kafka, run, bootstrap, role=role)
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:

@@ -91,6 +91,16 @@ class Holdings:
         self._suspended = suspended
         self._changed = True
 
+    def give_up(self) -> int:
+        """Hold nothing any more and be the next incarnation, to whom nothing was leased; gives its number.
+
+        Demand of the same incarnation without a task would say that its result has been written.
+        """
+        self._held.clear()
+        self._incarnation += 1
+        self._changed = True
+        return self._incarnation
+
     def cancel(self, record: Cancel) -> None:
         """End the episode of a held task; a result on its way may still arrive."""
         held = self._held.get(_key(record))

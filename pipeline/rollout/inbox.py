@@ -66,6 +66,10 @@ class Inbox:
             message = self._consumer.poll(0)
         return out
 
+    def renew(self, incarnation: int) -> None:
+        """Read on for another incarnation of the worker: tasks of the one before are left out from now on."""
+        self._incarnation = incarnation
+
     def close(self) -> None:
         """Leave the partition."""
         self._consumer.close()

@@ -4,6 +4,7 @@ next attempt on another worker (protocol 5)."""
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from rollout_rig import Rig
 
+from headrace.pipeline.cli.main import main
 from headrace.schemas.parts import Sampling
-from headrace.schemas.records import Demand, Partial, Resume, Suspend
+from headrace.schemas.records import Demand, Partial, RunEnd
 
 pytestmark = pytest.mark.timeout(600)
 NUMBERS = itertools.count(7000)
@@ -133,21 +135,87 @@ def test_finish_ends_what_it_began_before_the_new_weights_come_in(make_rig: Make
     assert rig.end() == 0
 
 
-def test_a_suspended_worker_announces_no_room_and_samples_nothing(make_rig: Make) -> None:
-    rig = make_rig(options={"step_seconds": 0.02, "mean_length": 30, "sigma": 0})
+def test_a_suspended_worker_keeps_its_tasks_and_samples_nothing(
+    make_rig: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = make_rig()
     rig.begin()
     first = rig.demand()
+    assert workers(rig, capsys, "list")[0]["state"] == "idle"
     rig.to_worker(rig.task(first, 1, sampling=LONG))
     rig.demand(lambda d: len(d.held) == 1)
-    rig.to_worker(Suspend(worker="rollout-0"))
-    rig.demand(lambda d: d.capacity == 0 and len(d.held) == 1)
+    (told,) = workers(rig, capsys, "suspend", "rollout-*", "--keep")
+    assert (told["state"], told["slots"], told["capacity"], told["tasks"]) == ("suspended", 8, 0, {"train": 1})
     time.sleep(1.0)
     assert rig.decoded("trajectories") == []
     rig.publish(1)
     rig.demand(lambda d: d.policies[0].version == 1)
-    rig.to_worker(Resume(worker="rollout-0"))
-    rig.demand(lambda d: d.capacity == first.capacity)
+    (told,) = workers(rig, capsys, "list")
+    assert (told["state"], told["versions"], told["role"]) == ("suspended", {"main": 1}, "any")
+    (told,) = workers(rig, capsys, "resume", "--all")
+    assert told["state"] in ("sampling", "idle") and told["capacity"] == first.capacity
     labels = rig.trajectory(1).sequences[0].versions[6:].tolist()
     assert labels == sorted(labels)
     assert labels[-1] == 1
     assert rig.end() == 0
+    assert workers(rig, capsys, "list")[0]["state"] == "gone"
+
+
+def test_a_suspended_worker_hands_over_what_it_holds_and_goes_on_when_it_is_resumed(
+    make_rig: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = make_rig()
+    rig.begin()
+    first = rig.demand()
+    rig.to_worker(rig.task(first, 1, sampling=LONG))
+    rig.demand(lambda d: len(d.held) == 1)
+    time.sleep(0.5)
+    (told,) = workers(rig, capsys, "suspend", "rollout-0")
+    assert (told["state"], told["held"], told["incarnation"]) == ("suspended", [], first.incarnation + 1)
+    last = [demand for demand in rig.decoded("demand") if demand.incarnation == first.incarnation][-1]
+    offset = held(last, 1)
+    assert offset >= 0, "the last word of an incarnation names its prefixes"
+    assert "gives up 1 tasks" in rig.log.read_text()
+    refused = "rollout-0 is suspended already; headrace workers resume rollout-0"
+    assert refused in refusal(rig, capsys, "suspend", "rollout-0")
+    assert "no worker is called gpu-*; heard were rollout-0" in refusal(rig, capsys, "resume", "gpu-*")
+    assert "say which: headrace workers resume WORKER" in refusal(rig, capsys, "resume")
+
+    rig.to_worker(rig.task(first, 2, sampling=LONG))  # written before schedule had heard: of the old incarnation
+    (told,) = workers(rig, capsys, "resume", "rollout-0")
+    assert told["capacity"] == first.capacity
+    assert "rollout-0 is not suspended: it is idle" in refusal(rig, capsys, "resume", "rollout-0")
+    again = rig.demand(lambda d: d.capacity > 0)
+    rig.to_worker(rig.task(again, 1, attempt=1, partial=offset, sampling=LONG, sequence=again.next_sequence))
+    done = rig.trajectory(1)
+    assert (done.status, done.attempt) == ("train", 1)
+    (prefix,) = next(p for at, p in partials(rig) if at == offset).sequences
+    assert done.sequences[0].tokens[: prefix.tokens.size].tolist() == prefix.tokens.tolist()
+    assert [t.group for t in rig.decoded("trajectories")] == [1]
+    assert rig.end() == 0
+    assert "rollout-0 left" in refusal(rig, capsys, "suspend", "rollout-0")
+    rig.write("run", RunEnd(reason="steps", ended_ms=1), 0, key=b"end")
+    assert f"run {rig.config.run.id} has ended" in refusal(rig, capsys, "resume", "--all")
+
+
+def workers(rig: Rig, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """What `headrace workers ... --format json` prints; first the same list is shown to people."""
+    assert headrace(rig, *words, "--format", "json") == 0
+    told: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert headrace(rig, "list") == 0
+    assert all(one["worker"] in (text := capsys.readouterr().out) and one["state"] in text for one in told[:1])
+    return told
+
+
+def refusal(rig: Rig, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command says that changes nothing."""
+    assert headrace(rig, *words) == 78
+    return capsys.readouterr().err
+
+
+def headrace(rig: Rig, *words: str) -> int:
+    """`headrace workers` on the rig's run; its exit status."""
+    place = ("--run", rig.config.run.id, "--bootstrap", rig.connection.bootstrap)
+    with pytest.raises(SystemExit) as stopped:
+        main(["workers", *words, *place])
+    return int(stopped.value.code or 0)

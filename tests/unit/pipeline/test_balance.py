@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.pipeline.balance import (
     with_reserve,
 )
 from headrace.pipeline.run_records import TrajectoryHead
-from headrace.schemas.parts import HeldTask
+from headrace.schemas.parts import HeldTask, HostedPolicy
 from headrace.schemas.records import Batched, Closed, Demand, Kept, Resumed, Step, Stop
 
 ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "astraflow_balance.json").read_text("utf-8"))
@@ -134,11 +135,15 @@ def test_workers_are_told_apart_by_what_they_made_and_whether_they_are_heard() -
     records += [(t, demand("fast", t, 10)) for t in range(0, 101, 5)]
     records += [(t, demand("silent", t, 10)) for t in range(0, 61, 5)]
     records += [(50.0, demand("left", 50, 0)), (55.0, demand("left", 55, 0, capacity=0))]
+    paused = replace(demand("paused", 100, 0, capacity=0), policies=[HostedPolicy(policy=0, version=1)])
+    records.append((100.0, paused))
     records += [(t, head("fast", t)) for t in range(1, 101)]
     records += [(t, head("silent", t, status="excluded", tokens=0)) for t in range(1, 61)]
     report = report_of(records)
     by_name = {row.worker: row for row in report.workers}
-    assert {n: row.status for n, row in by_name.items()} == {"fast": "healthy", "left": "gone", "silent": "silent"}
+    assert {n: row.status for n, row in by_name.items()} == {
+        "fast": "healthy", "left": "gone", "paused": "suspended", "silent": "silent"
+    }  # fmt: skip
     assert (by_name["fast"].trajectories, by_name["fast"].usable) == (100, 100)
     assert by_name["fast"].tokens_per_second == pytest.approx(100, rel=0.02)
     assert (by_name["silent"].trajectories, by_name["silent"].usable) == (60, 0)

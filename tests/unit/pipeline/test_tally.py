@@ -170,6 +170,7 @@ def test_a_line_before_anything_happened() -> None:
         ([], "no Demand yet: no rollout worker is alive"),
         ([demand(60_000)], "no Demand for 40 s: no rollout worker is alive"),
         ([demand(99_000)], "nothing of main is open"),
+        ([replace(demand(99_000), capacity=0)], "suspended: rollout-0; headrace workers resume --all"),
         ([demand(99_000, held=3), opened(1)], "1 groups of main are open while 1 workers hold 3 tasks"),
         ([demand(99_000), opened(1), Kept(policy=0, group=1)], "1 kept groups of main are not enough"),
         ([demand(99_000), whole_run().manifests[0][0]], "batch 1 of main is composed and has no Step"),

@@ -83,3 +83,22 @@ def test_a_farewell_ends_every_lease_and_takes_nothing(task: Task) -> None:
         assert last.incarnation == 8, "a successor for schedule, and older than any process that starts later"
 
     asyncio.run(play())
+
+
+def test_who_gives_everything_up_is_another_incarnation_that_holds_nothing(task: Task) -> None:
+    async def play() -> None:
+        world = World()
+        episode = asyncio.create_task(asyncio.sleep(60))
+        world.holdings.take(task, episode)
+        world.holdings.suspend(True)
+        world.announce(0, next_sequence=13)
+        assert world.holdings.give_up() == 8
+        world.announce(0.06, next_sequence=13)
+        assert [(d.incarnation, d.capacity, len(d.held)) for d in world.sent] == [(7, 0, 1), (8, 0, 0)]
+        assert (world.sent[-1].next_sequence, world.sent[-1].policies) == (13, world.sent[0].policies)
+        world.holdings.suspend(False)
+        world.announce(0.06, next_sequence=13)
+        assert (world.sent[-1].incarnation, world.sent[-1].capacity) == (8, 5)
+        episode.cancel()
+
+    asyncio.run(play())
