@@ -5,6 +5,7 @@ In: a Tally, the state of the processes, the clock; out: text. The follower read
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,12 +14,14 @@ from confluent_kafka import KafkaError, TopicPartition
 from headrace.connectors.kafka import Connection, Consumer, RawRecord
 from headrace.pipeline.tally import TALLY_TOPICS, PolicyTally, Tally
 from headrace.pipeline.workers import is_suspended
-from headrace.schemas.config import RunConfig
+from headrace.schemas.config import RunConfig, TrainerConfig
 from headrace.schemas.errors import HeadraceError, UndecodableRecord
 from headrace.schemas.records import EvalResult, Step
 
 __all__ = ("Figures", "Follower", "figures_of", "line_of", "waits_for")
 
+_MANY_BATCHES = 4
+"""Batches of groups in a row without a kept one that are no chance."""
 _SILENT_SECONDS = 10.0
 """A worker without Demand for so long is taken for dead (its lease is lost, protocol 5)."""
 
@@ -122,17 +125,18 @@ class Figures:
     kept: int
     waiting_batches: int
     drops: Mapping[str, int] = field(default_factory=dict)
+    none_kept: str = ""
+    """What drops every group, once so many came in a row that it is no chance."""
 
 
 def figures_of(config: RunConfig, tally: Tally) -> list[Figures]:
     """The figures of every policy, in the order of their index."""
     return [
-        _figures(name, tally.policies[index], config.trainer_of(name).max_steps)
-        for index, name in enumerate(config.policies)
+        _figures(name, tally.policies[index], config.trainer_of(name)) for index, name in enumerate(config.policies)
     ]
 
 
-def _figures(name: str, policy: PolicyTally, of_versions: int) -> Figures:
+def _figures(name: str, policy: PolicyTally, trainer: TrainerConfig) -> Figures:
     # The newest evaluated version is still coming in; it counts once another version has begun or the policy stopped.
     accuracies = policy.accuracies()
     shown = accuracies if policy.stopped or len(accuracies) < 2 else accuracies[:-1]
@@ -142,7 +146,7 @@ def _figures(name: str, policy: PolicyTally, of_versions: int) -> Figures:
     return Figures(
         policy=name,
         version=policy.version,
-        of_versions=of_versions,
+        of_versions=trainer.max_steps,
         reward=policy.recent_reward(),
         accuracy=shown[-1][:2] if shown else None,
         staleness=sum(stale) / len(stale) if stale else None,
@@ -150,7 +154,16 @@ def _figures(name: str, policy: PolicyTally, of_versions: int) -> Figures:
         kept=len(policy.kept),
         waiting_batches=sum(batch > done for batch in policy.manifests),
         drops=dict(policy.closed),
+        none_kept=_dropped(policy.filtered_since_kept, "groups", at_least=_MANY_BATCHES * trainer.batch_groups),
     )
+
+
+def _dropped(by: Counter[str], what: str, *, at_least: int = 1) -> str:
+    """How many were dropped, and by what most of them; empty for less than ``at_least``."""
+    if by.total() < at_least:
+        return ""
+    ((most, _),) = by.most_common(1)
+    return f"all of the last {by.total()} {what} were dropped, most by {most}"
 
 
 def line_of(figures: Figures, *, seconds: float, rollouts: int, per_second: float, dead_letters: int) -> str:
@@ -167,6 +180,8 @@ def line_of(figures: Figures, *, seconds: float, rollouts: int, per_second: floa
     parts.append(f"{rollouts} rollouts ({per_second:.0f}/s)")
     if figures.drops:
         parts.append("drops " + ", ".join(f"{reason} {n}" for reason, n in sorted(figures.drops.items())))
+    if figures.none_kept:
+        parts.append(figures.none_kept)
     if dead_letters:
         parts.append(f"{dead_letters} dead letters")
     return "  ".join(parts)
@@ -218,5 +233,6 @@ def waits_for(
         elif policy.kept:
             reasons.append(f"{len(policy.kept)} kept groups of {name} are not enough for a batch and nothing is open")
         else:
-            reasons.append(f"nothing of {name} is open: schedule admits no prompts (is the source alive?)")
+            why = _dropped(policy.skipped_since_opened, "prompts") or "schedule admits no prompts"
+            reasons.append(f"nothing of {name} is open: {why} (is the source alive?)")
     return "; ".join(reasons) or f"all policies have stopped; still running: {', '.join(running)}"

@@ -21,6 +21,7 @@ from headrace.schemas.records import (
     Resumed,
     Rollback,
     RunEnd,
+    Skipped,
     Step,
     Stop,
     Trained,
@@ -59,6 +60,10 @@ class PolicyTally:
     trained: int = 0
     closed: Counter[str] = field(default_factory=Counter)
     """Reason, with the operator when one decided, to number of groups."""
+    filtered_since_kept: Counter[str] = field(default_factory=Counter)
+    """Groups that operators dropped since one was kept, by operator and reason."""
+    skipped_since_opened: Counter[str] = field(default_factory=Counter)
+    """Prompts that operators dropped since one became a group, by operator and reason."""
     rewards: list[RewardPoint] = field(default_factory=list)
     evaluations: EvaluationTally = field(default_factory=EvaluationTally)
     stopped: bool = False
@@ -148,6 +153,8 @@ class Tally:
                 self.rollbacks.append(timestamp_ms)
             case Stop():
                 self.policies[record.policy].stopped = True
+            case Skipped():
+                self.policies[record.policy].skipped_since_opened[f"{record.operator}: {record.reason}"] += 1
             case Opened() | Kept() | Closed() | Batched() | Trained():
                 _fold_credit(self.policies[record.policy], record, timestamp_ms)
                 self.policies[record.policy].stale.fold(record)
@@ -159,6 +166,7 @@ def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched |
     match record:
         case Opened():
             policy.opened += 1
+            policy.skipped_since_opened.clear()
             policy.groups[record.stream].add(record.group)
             policy.rolling.add(record.group)
         case Kept():
@@ -167,11 +175,13 @@ def _fold_credit(policy: PolicyTally, record: Opened | Kept | Closed | Batched |
                 policy.kept.add(record.group)
                 policy.pending_rewards.append(record.raw_mean)
                 policy.failed_ms.clear()
+                policy.filtered_since_kept.clear()
         case Closed():
             if record.group in policy.rolling or record.group in policy.kept or record.group in policy.batched:
                 if record.reason == "filtered":
                     policy.pending_rewards.append(record.raw_mean)
                     policy.failed_ms.clear()
+                    policy.filtered_since_kept[f"{record.operator}: {record.detail.partition(':')[0]}"] += 1
                 elif record.reason == "failed":
                     policy.failed_ms.append(timestamp_ms)
                     policy.last_failure = record.detail

@@ -1,10 +1,10 @@
 """Answers that repeat another one are not trained: within their group, and within the last groups of the task.
 
-Two members are the same when the digest of prompt id, roles, tokens and trained positions of all their sequences is.
-The first replica is trained, the others stay in the statistics. With ``window`` the digests of the answers of that many
-groups are kept, so that a prompt that comes again is not trained on what it was trained on a moment ago. The memory is
-that of one task, which is one partition of groups. Arrays that lie in the object store are not compared. Put it behind
-other filters: what passes here is remembered, even if a later operator drops it.
+Two members of a policy are the same when the digest of prompt id, roles, tokens and trained positions of all their
+sequences is. The first replica is trained, the others stay in the statistics. With ``window`` the digests of the
+answers of that many groups are kept, so that a prompt that comes again is not trained on what it was trained on a
+moment ago. The memory is that of one task, which is one partition of groups. Arrays that lie in the object store are
+not compared. Put it behind other filters: what passes here is remembered, even if a later operator drops it.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ def digest_of(member: Member) -> bytes:
     """16 bytes that say what was sampled; empty when the member carries no arrays."""
     if not member.sequences:
         return b""
-    digest = blake2b(member.prompt_id.encode(), digest_size=DIGEST_BYTES)
+    digest = blake2b(f"{member.policy}/{member.prompt_id}".encode(), digest_size=DIGEST_BYTES)
     for sequence in member.sequences:
         digest.update(f"/{sequence.role}/{len(sequence.tokens)}/".encode())
         digest.update(np.ascontiguousarray(sequence.tokens, "<i4").tobytes())

@@ -22,6 +22,7 @@ from headrace.schemas.records import (
     Opened,
     Record,
     Rollback,
+    Skipped,
     Stop,
     Trained,
 )
@@ -57,6 +58,17 @@ def demand(sent_ms: int, held: int = 0) -> Demand:
         policies=[HostedPolicy(policy=0, version=1)],
         held=[HeldTask(kind="train", group=n, replica=0, attempt=0) for n in range(held)],
     )  # fmt: skip
+
+
+def skipped(reason: str) -> Skipped:
+    return Skipped(
+        policy=0, stream="main", prompt_id="p", epoch=0, position=0, operator="greso", reason=reason, detail="why"
+    )  # fmt: skip
+
+
+def shown(tally: Tally) -> str:
+    (figures,) = figures_of(CONFIG, tally)
+    return line_of(figures, seconds=0, rollouts=0, per_second=0, dead_letters=0)
 
 
 def test_a_whole_run_leaves_nothing_open() -> None:
@@ -154,6 +166,20 @@ def test_a_line_shows_what_is_known() -> None:
     assert "drops filtered 1" in line and "1 dead letters" in line
 
 
+def test_a_line_names_what_drops_every_group_until_one_is_kept() -> None:
+    """Rollouts come and go, so that the run does not stand still, and nothing will ever be trained."""
+    tally, many = Tally(), 4 * CONFIG.trainer_of("main").batch_groups
+    for group in range(many):
+        assert "were dropped" not in shown(tally)
+        tally.fold(opened(group))
+        dropped = {"operator": "length", "detail": "too_long: of 8"}
+        tally.fold(Closed(policy=0, group=group, reason="filtered", by="assemble", **dropped))
+    assert f"all of the last {many} groups were dropped, most by length: too_long" in shown(tally)
+    tally.fold(opened(many))
+    tally.fold(Kept(policy=0, group=many))
+    assert "were dropped" not in shown(tally)
+
+
 def test_the_newest_evaluation_counts_once_the_policy_has_stopped() -> None:
     tally = tally_of(result(0, 0.0), result(2, 1.0), Stop(reason="steps", policy=0))
     assert figures_of(CONFIG, tally)[0].accuracy == (2, 1.0)
@@ -170,6 +196,11 @@ def test_a_line_before_anything_happened() -> None:
         ([], "no Demand yet: no rollout worker is alive"),
         ([demand(60_000)], "no Demand for 40 s: no rollout worker is alive"),
         ([demand(99_000)], "nothing of main is open"),
+        (
+            [demand(99_000), opened(1), closed(1), skipped("solved"), skipped("solved"), skipped("broken")],
+            "all of the last 3 prompts were dropped, most by greso: solved",
+        ),
+        ([demand(99_000), skipped("solved"), opened(1), closed(1)], "nothing of main is open: schedule admits"),
         ([replace(demand(99_000), capacity=0)], "suspended: rollout-0; headrace workers resume --all"),
         ([demand(99_000, held=3), opened(1)], "1 groups of main are open while 1 workers hold 3 tasks"),
         ([demand(99_000), opened(1), Kept(policy=0, group=1)], "1 kept groups of main are not enough"),
@@ -188,6 +219,15 @@ def test_a_dying_part_is_named_first() -> None:
     assert said == "trainer-main says: waiting for the object store: s3://b: refused"
     said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"trainer-main": 3}, running=[])
     assert "trainer-main (3 deaths)" in said
+
+
+def test_a_cluster_that_does_not_answer_is_named_before_what_follows_from_it() -> None:
+    away = "Kafka at k:9092 has not answered for 31 s"
+    waiting = {"trainer-main": "waiting for the object store: s3://b: refused"}
+    said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"rollout-0": 2}, running=[], waiting=waiting, broker=away)
+    assert said == away
+    said = waits_for(CONFIG, Tally(), now_ms=0, troubled={"broker": 2}, running=[], broker=away)
+    assert said == "parts keep dying: broker (2 deaths); see their logs"
 
 
 def test_groups_that_fail_one_after_the_other_are_counted_until_one_is_usable() -> None:

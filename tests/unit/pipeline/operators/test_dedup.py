@@ -54,6 +54,14 @@ def test_a_restart_remembers_the_same_and_a_smaller_window_forgets() -> None:
     assert statuses(feed.decide(opened(feed, window=1), of_prompt("p", [8]))) == "t"
 
 
+def test_policies_that_say_the_same_are_not_compared() -> None:
+    feed = OperatorFeed()
+    operator = opened(feed, window=4)
+    draft = of_prompt("p", [2, 3])
+    other = replace(draft, members=tuple(replace(m, policy=1) for m in draft.members))
+    assert [statuses(feed.decide(operator, d)) for d in (draft, other)] == ["tt", "tt"]
+
+
 def test_a_group_that_is_dropped_is_not_remembered() -> None:
     feed = OperatorFeed()
     operator = opened(feed, window=4, action="drop")
