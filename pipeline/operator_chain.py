@@ -32,6 +32,7 @@ __all__ = (
     "OperatorChain",
     "StorePart",
     "error_of",
+    "logged_error",
     "make_operator",
     "opened",
     "operator_class",
@@ -44,6 +45,18 @@ GROUP_KINDS = ("shape", "filter", "downsample")
 """Kinds of operators that work on closed groups, in ``assemble``."""
 REASON_LENGTH, DETAIL_LENGTH = 100, 1000
 """Characters of a reason and of its detail that go into the ledger."""
+_METHODS = {
+    **dict.fromkeys(GROUP_KINDS, ("open", "process", "on_timer")),
+    "prompt": ("check", "open", "select", "process", "admitted", "outcome", "moved"),
+    "staleness": ("refusal",),
+    "replay": ("capacity", "choose"),
+    "order": ("rank",),
+    "batch": ("place",),
+}
+"""Kind of an operator to the methods that are called."""
+_HERE = Path(__file__).parent
+_OURS = (_HERE, _HERE / "runtime", Path(codec.__file__).parent)
+"""Folders of modules between an operator and the seam around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,9 @@ def operator_class(entry: OperatorConfig) -> type[Operator]:
         raise ConfigurationError(
             f"operator {entry.type!r} is {found!r}: it must be a class with kind and Configuration"
         )
+    lacking = [name for name in _METHODS.get(found.kind, ()) if not callable(getattr(found, name, None))]
+    if lacking:
+        raise ConfigurationError(f"operator {entry.type!r} of kind {found.kind} has no method {', '.join(lacking)}")
     return found
 
 
@@ -181,7 +197,13 @@ def make_operator(entry: OperatorConfig, number: int) -> Any:
         what = "; ".join(_refused(detail, cls.Configuration) for detail in error.errors())
         raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
     made: Any = cls
-    return made(configuration)
+    try:
+        return made(configuration)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # the seam around operators, which are plug-ins
+        told = f"operators[{number}] ({entry.type}) cannot be made: it raised {_described(error)}"
+        raise ConfigurationError(told) from error
 
 
 def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
@@ -203,17 +225,23 @@ def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
         raise
     except Exception as error:  # the seam around operators, which are plug-ins
         metrics.count("operator_errors", operator=name, error=type(error).__name__)
-        text = words(f"raised {_described(error)}", DETAIL_LENGTH)
-        log.warning("operator %s: it %s", name, text)
-        return text
+        return words(f"raised {_described(error)}", DETAIL_LENGTH)
     return ""
+
+
+def logged_error(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
+    """``error_of`` for a call that decides about nothing, so that no record tells of it: the log does."""
+    error = error_of(name, metrics, call)
+    if error:
+        log.warning("operator %s: it %s", name, error)
+    return error
 
 
 def _described(error: Exception) -> str:
     """Type, message and the line of the operator, or of what it called, that raised; ours are left out."""
     told = TracebackException.from_exception(error)
     text = list(told.format_exception_only())[-1].strip()
-    theirs = [f for f in told.stack if f.filename != __file__ and Path(f.filename).parent.name != "schemas"]
+    theirs = [f for f in told.stack if Path(f.filename).parent not in _OURS]
     return f"{text} ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else text
 
 
@@ -270,4 +298,4 @@ class OperatorChain:
         found = [(entry, operator) for at, entry, operator in self._entries if at == int(number)]
         for entry, operator in found:
             own = _OperatorContext(entry.type, int(number), context)
-            error_of(entry.type, context.metrics, partial(operator.on_timer, timer, own))
+            logged_error(entry.type, context.metrics, partial(operator.on_timer, timer, own))

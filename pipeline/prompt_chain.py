@@ -18,6 +18,7 @@ from headrace.pipeline.operator_chain import (
     REASON_LENGTH,
     StorePart,
     error_of,
+    logged_error,
     make_operator,
     opened,
     operator_class,
@@ -123,7 +124,7 @@ class PromptChain:
         """
         for entry in self._entries:
             chosen: list[str] = []
-            if not error_of(entry.name, metrics, partial(_select, entry, present, absent, chosen)):
+            if not logged_error(entry.name, metrics, partial(_select, entry, present, absent, chosen)):
                 present = chosen
         return present
 
@@ -145,7 +146,7 @@ class PromptChain:
 
     def _asked(self, entry: _Entry, candidate: Candidate, context: Context) -> SkippedPrompt | None:
         own = _PromptContext(entry, context)
-        error = self._told(entry, context, lambda o, _: o.process(candidate, own))
+        error = error_of(entry.name, context.metrics, lambda: entry.operator.process(candidate, own))
         if error:
             result: SkippedPrompt | bool | None = SkippedPrompt(entry.name, entry.policy, "broken", error)
         else:
@@ -192,9 +193,9 @@ class PromptChain:
                 self._told(entry, context, lambda o, c: o.moved(version, c))
 
     @staticmethod
-    def _told(entry: _Entry, context: Context, call: Callable[[PromptOperator, _PromptContext], None]) -> str:
-        """Call an operator; gives its error in words, empty when there is none."""
-        return error_of(entry.name, context.metrics, lambda: call(entry.operator, _PromptContext(entry, context)))
+    def _told(entry: _Entry, context: Context, call: Callable[[PromptOperator, _PromptContext], None]) -> None:
+        """Call an operator; its error is logged."""
+        logged_error(entry.name, context.metrics, lambda: call(entry.operator, _PromptContext(entry, context)))
 
 
 def _select(entry: _Entry, present: Sequence[str], absent: Collection[str], chosen: list[str]) -> None:

@@ -26,6 +26,18 @@ class Odd(DynamicSampling):
     kind: ClassVar[Any] = "odd"
 
 
+class Unmade(DynamicSampling):
+    def __init__(self, configuration: Any) -> None:
+        raise KeyError("depth")
+
+
+class Bare:
+    kind: ClassVar[Any] = "filter"
+    Configuration = DynamicSampling.Configuration
+
+    def open(self, context: Any) -> None: ...
+
+
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators named after their kinds."""
@@ -95,6 +107,14 @@ REPLAY = {"type": "replay", "ratio": 0.5}
         ),
         (lambda: make_config(operators=[{"type": "dynamic_sampling", "tolerence": 1}]), "did you mean tolerance"),
         (lambda: make_config(operators=[{"type": "json:loads"}]), "must be a class with kind and Configuration"),
+        (
+            lambda: make_config(operators=[{"type": f"{__name__}:Unmade"}]),
+            "cannot be made: it raised KeyError: 'depth' .test_f",
+        ),
+        (
+            lambda: make_config(operators=[{"type": f"{__name__}:Bare"}]),
+            "of kind filter has no method process, on_timer",
+        ),
         (lambda: make_config(operators=[{"type": "greso", "easy_from": math.nan}]), "easy_from: .*finite"),
         (lambda: make_config(operators=[{"type": "curriculum", "ceiling": [(0, math.nan)]}]), "ceiling.*finite"),
         (
