@@ -24,7 +24,13 @@ from headrace.pipeline.operator_chain import (
     operator_class,
     words,
 )
-from headrace.pipeline.operators.prompt_operator import Candidate, Outcome, PromptKind, PromptOperator
+from headrace.pipeline.operators.prompt_operator import (
+    Candidate,
+    Outcome,
+    PromptKind,
+    PromptOperator,
+    SettingsOperator,
+)
 from headrace.pipeline.runtime.stage import Context, Metrics, Store
 from headrace.pipeline.state import read_json, write_json
 from headrace.schemas.config import OperatorConfig, RunConfig
@@ -245,6 +251,8 @@ def resolved(config: RunConfig) -> RunConfig:
         if entry.stream not in ("", *streams) or entry.policy not in ("", *policies):  # ``flow.validate`` names it
             continue
         operator = make_operator(entry, number)
+        if isinstance(operator, SettingsOperator):
+            operator.look_at(config)
         acted.append(f"operators[{number}] ({entry.type})")
         for name in [name for name in policies if entry.policy in ("", name)]:
             if not entry.stream or config.policy_names().index(name) in config.stream_policies(entry.stream):

@@ -119,6 +119,9 @@ class SettingsOperator:
     kind: ClassVar[PromptKind] = "settings"
     Configuration: ClassVar[type[OperatorConfiguration]] = OperatorConfiguration
 
+    def look_at(self, config: RunConfig) -> None:
+        """The run that the sections are of, for who goes by more than a section; called before the others."""
+
     def policy(self, name: str, section: PolicyConfig) -> PolicyConfig:
         """The section of a policy as it shall be. Raises ConfigurationError for what cannot be."""
         return section
