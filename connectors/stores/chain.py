@@ -139,7 +139,8 @@ class Chain:
         Raises NoSuchKey, or DeltaCorrupt when it is damaged or another one than expected.
         """
         link = self._links.get(version)
-        if link is None:
+        # One that a replaced writer had overwritten may have been put back since it was read.
+        if link is None or (sha256 and link.sha256 != sha256):
             link = self._read_link(version)
             self.remember(link)
         if sha256 and link.sha256 != sha256:
@@ -192,15 +193,15 @@ class Chain:
         trouble = ""
         # Backwards from the target, cheapest first: the first start that is reached has the cheapest way.
         ways: list[tuple[int, int, int, str, tuple[Hop, ...]]] = [(0, 0, version, target.sha256, ())]
-        done: set[int] = set()
+        done: set[tuple[int, str]] = set()
         tie = count(1)
         while ways:
             cost, _, number, sha256, tail = heappop(ways)
             if number < 0 or (number, sha256) == base:
                 return list(tail)
-            if number in done:
+            if (number, sha256) in done:
                 continue
-            done.add(number)
+            done.add((number, sha256))
             try:
                 link = self.link(number, sha256)
             except (NoSuchKey, DeltaCorrupt) as error:
@@ -228,7 +229,8 @@ class Chain:
                 wanted.append(ends)
         found: dict[int, list[MergedDelta]] = {}
         for merged in self.pool.map(self._merged, wanted) if len(wanted) > 1 else map(self._merged, wanted):
-            if merged is not None and merged.version_sha256 == self.link(merged.version).sha256:
+            link = self._readable(merged.version) if merged is not None else None
+            if merged is not None and link is not None and merged.version_sha256 == link.sha256:
                 found.setdefault(merged.version, []).append(merged)
         return found
 

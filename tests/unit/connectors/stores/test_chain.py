@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def test_a_manifest_written_by_hand_forks_the_chain_and_is_refused(tmp_path: Pat
     link = written.chain.link(number, written.sha256[number])
     with pytest.raises(DeltaCorrupt, match="forked or the store was written by hand"):
         written.chain.link(number, "cd" * 32)
-    assert written.chain.link(number) is link
+    assert written.chain.link(number) == link
 
 
 @pytest.mark.parametrize(
@@ -226,3 +227,50 @@ def test_every_way_to_a_version_is_listed(tmp_path: Path, seed: int) -> None:
         assert {hop.way for hop in ways} >= {"full"} if link.manifest.full else True
         assert len({str(hop) for hop in ways}) == len(ways), "texts name hops"
         assert all(hop.parent >= number - 3 for hop in written.chain.ways_to(link, number - 3) if hop.way != "full")
+
+
+def test_a_merged_delta_of_another_fork_does_not_hide_the_way(tmp_path: Path) -> None:
+    written = Written(tmp_path, 8, versions=8, full_share=0.0)
+    for info in list(written.store.list(written.keys.merges)):
+        written.store.delete(info.key)
+    middle, target = written.numbers[3], written.numbers[-1]
+    foreign = MergedDelta(
+        first=middle, first_sha256="ab" * 32, version=target, version_sha256=written.sha256[target],
+        refs=(ShardRef("runs/first/main/merged/x", 64, 64, "0f" * 16),), published_ms=1,
+    )  # fmt: skip
+    written.store.put(written.keys.merged(target, middle), foreign.to_bytes())
+    plan = Chain(written.store, "first", "main").plan(target)
+    _check(plan, target, None)
+    assert [hop.way for hop in plan[1:]] == ["delta"] * 7
+
+
+@pytest.mark.parametrize("damage", ["remove", "flip"])
+def test_merged_deltas_lead_over_a_manifest_that_is_damaged(tmp_path: Path, damage: str) -> None:
+    written = Written(tmp_path, 9, versions=8, full_share=0.0)
+    for info in list(written.store.list(written.keys.merges)):
+        written.store.delete(info.key)
+    first, middle, target = (written.numbers[place] for place in (0, 4, 7))
+    for last in (middle, target):
+        written._merge(first, last)
+    key = written.keys.manifest(middle)
+    data = written.store.get(key)
+    written.store.delete(key)
+    if damage == "flip":
+        written.store.put(key, data[:-9])
+    plan = Chain(written.store, "first", "main").plan(target)
+    assert [str(hop) for hop in plan] == [f"full of version {first}", f"merged delta from version {first} to {target}"]
+
+
+def test_a_manifest_that_was_overwritten_and_put_back_is_read_again(tmp_path: Path) -> None:
+    written = Written(tmp_path, 4, versions=5, full_share=0.0)
+    number, target = written.numbers[3], written.numbers[-1]
+    key = written.keys.manifest(number)
+    data = written.store.get(key)
+    ghost = replace(WeightManifest.from_bytes(data)[0], attempt="a replaced trainer's")
+    written.store.put(key, ghost.to_bytes()[0])
+    reader = Chain(written.store, "first", "main")
+    assert reader.link(number).manifest == ghost
+    with pytest.raises(DeltaCorrupt, match="forked"):
+        reader.link(number, written.sha256[number])
+    written.store.put(key, data)
+    _check(reader.plan(target), target, None)
