@@ -21,6 +21,7 @@ from headrace.connectors.stores.store import (
     UnsafeKey,
     check_key,
     check_prefix,
+    is_key,
 )
 
 __all__ = ("LocalStore",)
@@ -148,7 +149,7 @@ class LocalStore:
             return
         for entry in entries:
             key = stem + entry.name
-            if entry.name.startswith("."):
+            if not is_key(entry.name):
                 continue
             if entry.is_dir():
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):

@@ -18,6 +18,7 @@ from headrace.connectors.stores.store import (
     StoreUnavailable,
     check_key,
     check_prefix,
+    is_key,
 )
 
 __all__ = ("S3Store",)
@@ -71,6 +72,7 @@ class S3Store:
         try:
             session = boto3.session.Session()
             self._client: Any = session.client("s3", endpoint_url=endpoint_url, region_name=region, config=settings)
+            self._client.meta.events.register("before-call.s3.HeadBucket", _sent_on_once)
         except (ValueError, self._errors.BotoCoreError) as error:
             raise StoreRefused(
                 f"{self.url} cannot be opened: {error}; check [store] and the AWS_* variables"
@@ -138,7 +140,8 @@ class S3Store:
             for page in pages:
                 for entry in page.get("Contents", ()):
                     key = entry["Key"].removeprefix(self._prefix)
-                    yield ObjectInfo(key, int(entry["Size"]), entry["LastModified"].timestamp())
+                    if is_key(key):
+                        yield ObjectInfo(key, int(entry["Size"]), entry["LastModified"].timestamp())
         except (self._errors.ClientError, self._errors.BotoCoreError) as error:
             self._raise(error, prefix, "list")
 
@@ -150,7 +153,7 @@ class S3Store:
             self._raise(error, key, "delete")
 
     def sweep_unfinished(self, prefix: str, before: float) -> int:
-        """Abort old multipart uploads (see ``ObjectStore.sweep_unfinished``)."""
+        """Abort old multipart uploads (see ``ObjectStore.sweep_unfinished``); none where the store keeps no list."""
         swept = 0
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=self._prefix + check_prefix(prefix)
@@ -163,7 +166,10 @@ class S3Store:
                             Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
                         swept += 1
-        except (self._errors.ClientError, self._errors.BotoCoreError) as error:
+        except self._errors.ClientError as error:
+            if _status(error) not in (404, 501) or _code(error) == "NoSuchBucket":
+                self._raise(error, prefix, "abort uploads under")
+        except self._errors.BotoCoreError as error:
             self._raise(error, prefix, "abort uploads under")
         return swept
 
@@ -172,7 +178,7 @@ class S3Store:
         try:
             self._client.create_bucket(Bucket=self._bucket)
         except self._errors.ClientError as error:
-            if error.response.get("Error", {}).get("Code") not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+            if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 self._raise(error, self._bucket, "create bucket")
         except self._errors.BotoCoreError as error:
             self._raise(error, self._bucket, "create bucket")
@@ -197,9 +203,12 @@ class S3Store:
                 raise StoreRefused(
                     f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 ) from error
+            if isinstance(error, self._errors.ParamValidationError):
+                raise StoreRefused(f"{where}: {error}; change [store] url") from error
+            if isinstance(error, self._errors.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+                raise StoreRefused(f"{where}: the server speaks http, not https; change endpoint_url") from error
             raise StoreUnavailable(f"{where}: {error}") from error
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = _status(error)
+        code, status = _code(error), _status(error)
         if code == "NoSuchBucket":
             raise StoreRefused(
                 f"{where}: bucket {self._bucket} does not exist; create it or change [store] url"
@@ -208,9 +217,29 @@ class S3Store:
             raise NoSuchKey(f"{self.url}: no object {key}") from error
         if status == 412:
             raise AlreadyExists(f"{self.url}: object {key} exists; a create-only put lost") from error
-        if status in (408, 409, 429) or status >= 500 or code in ("SlowDown", "RequestTimeout", "Throttling"):
+        if 301 <= status <= 308:
+            raise StoreRefused(
+                f"{where}: the server sends requests elsewhere ({status}); check endpoint_url (https instead of http?) "
+                "and region"
+            ) from error
+        if code == "RequestTimeTooSkewed":
+            raise StoreRefused(f"{where}: {code}; set this machine's clock") from error
+        later = status in (408, 409, 429) or (status >= 500 and status != 501)
+        if later or code in ("SlowDown", "RequestTimeout", "Throttling"):
             raise StoreUnavailable(f"{where}: {code} ({status})") from error
         raise StoreRefused(f"{where}: {code} ({status}); check credentials, bucket policy and endpoint") from error
+
+
+def _sent_on_once(context: dict[str, Any], **_: object) -> None:
+    """Keep botocore from asking where the bucket lies in order to learn where the bucket lies, again and again.
+
+    A server that answers everything with a redirect (to https, say) would have it ask until the stack ends.
+    """
+    context.setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _status(error: Any) -> int:

@@ -23,6 +23,7 @@ __all__ = (
     "check_key",
     "check_prefix",
     "exists",
+    "is_key",
 )
 
 
@@ -90,7 +91,10 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key begins with ``prefix`` and sorts after ``start_after``, in the order of their keys."""
+        """Objects whose key begins with ``prefix`` and sorts after ``start_after``, in the order of their keys.
+
+        What has a name that is no key (``check_key``) is none of ours, and left out.
+        """
         ...
 
     def delete(self, key: str) -> None:
@@ -118,12 +122,21 @@ def check_key(key: str) -> str:
     >>> check_key("runs/first/policy/manifest/000000000001.json")
     'runs/first/policy/manifest/000000000001.json'
     """
-    if len(key) > _LONGEST_KEY or not all(_PART.fullmatch(part) and len(part) <= 200 for part in key.split("/")):
+    if not is_key(key):
         raise UnsafeKey(
             f"object key {key[:200]!r} is refused: use parts of A-Z a-z 0-9 . _ = + @ ~ - joined by '/', "
             f"none empty or beginning with '.', at most {_LONGEST_KEY} characters"
         )
     return key
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a key (see ``check_key``).
+
+    >>> is_key("runs/first"), is_key("runs/copy of first"), is_key("runs/../first")
+    (True, False, False)
+    """
+    return len(text) <= _LONGEST_KEY and all(_PART.fullmatch(part) and len(part) <= 200 for part in text.split("/"))
 
 
 def check_prefix(prefix: str) -> str:

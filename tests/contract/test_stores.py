@@ -205,3 +205,14 @@ def test_large_objects_go_up_in_parts(endpoint: str, monkeypatch: pytest.MonkeyP
     store.put("big", body)
     assert store.head("big").size == len(body)
     assert store.get("big", 6 << 20, (6 << 20) + 512) == bytes(range(256)) * 2
+
+
+def test_what_has_no_key_for_a_name_is_not_listed(store: ObjectStore) -> None:
+    for key in ("a/b", "a/c/d"):
+        store.put(key, b"x")
+    for odd in ("a/copy of b", "a/café", "a/.hidden", f"a/{'x' * 201}"):
+        if isinstance(store, LocalStore):
+            (store.root / odd).write_bytes(b"x")
+        else:
+            store._client.put_object(Bucket=store._bucket, Key=f"some/prefix/{odd}", Body=b"x")  # type: ignore[attr-defined]
+    assert [info.key for info in store.list("a/")] == ["a/b", "a/c/d"]
