@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.stores.chain import Chain
-from headrace.connectors.stores.store import ObjectInfo, ObjectStore
+from headrace.connectors.stores.store import NoSuchKey, ObjectInfo, ObjectStore
+from headrace.schemas.delta_layout import DeltaCorrupt
 from headrace.schemas.records import Demand
 
 __all__ = ("GRACE_SECONDS", "ORPHAN_SECONDS", "Pruned", "live_versions", "prune")
@@ -76,7 +77,7 @@ def prune(
     """
     chain = Chain(store, run, policy)
     now = time.time()
-    versions = chain.versions(chain.pruned_below() - 1)
+    versions = chain.versions(_pruned_below(chain) - 1)
     chain.links(versions)
     needed = [*checkpoints, *(v for v in held if versions and v >= versions[-1] - max_lag)]
     floor = _floor(chain, versions, needed, now - grace_seconds)
@@ -106,6 +107,15 @@ def prune(
     return Pruned(floor, tuple(sorted(old)), len(going), orphans, unfinished, sum(info.size for info in going))
 
 
+def _pruned_below(chain: Chain) -> int:
+    """The floor of an earlier pruning. A mark that names anything but a full is damaged, and is not believed."""
+    below = chain.pruned_below()
+    try:
+        return below if below and chain.link(below).manifest.full else 0
+    except (NoSuchKey, DeltaCorrupt):
+        return 0
+
+
 def _floor(chain: Chain, versions: Sequence[int], needed: Iterable[int], before: float) -> int:
     """The oldest version to keep: a full from which every needed version and the newest two fulls can be built.
 
@@ -117,7 +127,11 @@ def _floor(chain: Chain, versions: Sequence[int], needed: Iterable[int], before:
         return versions[0] if versions else 0
     young = [one.version for one in manifests if one.published_ms / 1000 > before]
     wanted = min([*needed, *young, fulls[-_KEPT_FULLS]])
-    return max((version for version in fulls if version <= wanted), default=versions[0])
+    floor = max((version for version in fulls if version <= wanted), default=versions[0])
+    # After a rollback a version may build on an older full than the newest before it.
+    while (lowest := max(versions[0], min(one.newest_full for one in manifests if one.version >= floor))) < floor:
+        floor = lowest
+    return floor
 
 
 def _rebuilding(chain: Chain, versions: Iterable[int], floor: int) -> set[str]:
