@@ -15,13 +15,28 @@ from typing import Any, Self
 from headrace.schemas.delta_codec import CODEC
 from headrace.schemas.delta_layout import DeltaCorrupt
 
-__all__ = ("CommittedVersion", "DeltaKeys", "ShardRef", "WeightManifest", "check_refs", "read_refs", "seal", "unseal")
+__all__ = (
+    "CommittedVersion",
+    "DeltaKeys",
+    "ShardRef",
+    "WeightManifest",
+    "check_refs",
+    "is_time",
+    "read_refs",
+    "seal",
+    "unseal",
+)
 
 _FORMAT = "headrace-manifest/1"
 _LARGEST = 64 << 20
-_HEX = re.compile(r"[0-9a-f]+")
+_LARGEST_OBJECT = 1 << 50
+_LARGEST_HEAD = 1 << 30
+_LARGEST_NUMBER = 1 << 63
+_YEAR_10000_MS = 253_402_300_800_000
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _PARENT = re.compile(r"([0-9a-f]{64})?")
-_KEY = re.compile(r"[A-Za-z0-9._=+@~/-]{1,900}")
+_PART = r"[A-Za-z0-9_=+@~-][A-Za-z0-9._=+@~-]{0,199}"
+_KEY = re.compile(rf"(?=.{{1,900}}\Z){_PART}(?:/{_PART})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +238,16 @@ def read_refs(rows: Any) -> tuple[ShardRef, ...]:
 def check_refs(refs: tuple[ShardRef, ...]) -> None:
     """Raise ValueError when a row cannot be true."""
     for ref in refs:
-        sizes = type(ref.nbytes) is int and type(ref.head) is int and 64 <= ref.head <= ref.nbytes
-        if not sizes or not _KEY.fullmatch(ref.key) or not _HEX.fullmatch(ref.digest):
+        whole = type(ref.nbytes) is int and type(ref.head) is int
+        if not whole or not 64 <= ref.head <= min(ref.nbytes, _LARGEST_HEAD) or ref.nbytes > _LARGEST_OBJECT:
             raise ValueError("an object's row is not sound")
+        if not _KEY.fullmatch(ref.key) or not _DIGEST.fullmatch(ref.digest):
+            raise ValueError("an object's row is not sound")
+
+
+def is_time(milliseconds: object) -> bool:
+    """Whether a number from a file can be the time of something that was published: since the epoch, before 10000."""
+    return type(milliseconds) is int and 0 <= milliseconds < _YEAR_10000_MS
 
 
 def _canonical(body: Any) -> bytes:
@@ -237,6 +259,10 @@ def _check(manifest: WeightManifest) -> None:
     numbers = ("version", "lineage", "batch", "parent", "newest_full", "elements", "published_ms")
     if not all(type(getattr(manifest, name)) is int for name in numbers):
         raise ValueError("a number is not an integer")
+    if not all(abs(getattr(manifest, name)) < _LARGEST_NUMBER for name in numbers) or not is_time(
+        manifest.published_ms
+    ):
+        raise ValueError("a number is beyond what can be")
     refs = (*manifest.delta, *manifest.full)
     sound = (
         -1 <= manifest.parent < manifest.version < 10**12
@@ -246,7 +272,7 @@ def _check(manifest: WeightManifest) -> None:
         and (manifest.newest_full == manifest.version) == bool(manifest.full)
         and all(type(n) is int and n >= 0 for n in manifest.changed)
         and sum(manifest.changed) <= manifest.elements
-        and all(_HEX.fullmatch(text) for text in (manifest.root_digest, manifest.layout_digest))
+        and all(_DIGEST.fullmatch(text) for text in (manifest.root_digest, manifest.layout_digest))
         and isinstance(manifest.attempt, str)
         and _PARENT.fullmatch(manifest.parent_sha256) is not None
         and (manifest.parent_sha256 != "") == (manifest.parent >= 0)

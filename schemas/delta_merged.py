@@ -10,7 +10,7 @@ from typing import Self
 
 from headrace.schemas.delta_codec import CODEC
 from headrace.schemas.delta_layout import DeltaCorrupt
-from headrace.schemas.delta_manifest import ShardRef, check_refs, read_refs, seal, unseal
+from headrace.schemas.delta_manifest import ShardRef, check_refs, is_time, read_refs, seal, unseal
 
 __all__ = ("MergedDelta",)
 
@@ -42,10 +42,14 @@ class MergedDelta:
         try:
             body["refs"] = read_refs(body["refs"])
             merged = cls(**body)
-            numbers = (merged.first, merged.version, merged.published_ms)
+            numbers = (merged.first, merged.version)
             hashes = (merged.first_sha256, merged.version_sha256)
-            whole = all(type(number) is int for number in numbers) and all(len(text) == 64 for text in hashes)
-            if not whole or not 0 <= merged.first < merged.version or not merged.refs:
+            whole = (
+                all(type(number) is int for number in numbers)
+                and is_time(merged.published_ms)
+                and all(len(text) == 64 for text in hashes)
+            )
+            if not whole or not 0 <= merged.first < merged.version < 10**12 or not merged.refs:
                 raise ValueError("its fields contradict each other")
             check_refs(merged.refs)
         except (ValueError, KeyError, TypeError) as error:

@@ -88,6 +88,17 @@ def test_a_full_version_is_said_to_be_one() -> None:
         replace(REF, key=""),
         replace(REF, key="a b"),
         replace(REF, key="x" * 901),
+        replace(REF, nbytes=1 << 60),
+        replace(REF, nbytes=1 << 40, head=1 << 40),
+        replace(REF, nbytes=10**400, head=10**399),
+        replace(REF, key="runs/../../etc/passwd"),
+        replace(REF, key="/runs/a"),
+        replace(REF, key="runs//a"),
+        replace(REF, key="runs/a/"),
+        replace(REF, key="runs/.a"),
+        replace(REF, key="runs/é"),
+        replace(REF, key="x" * 201),
+        replace(REF, digest="0f"),
         replace(REF, digest=""),
         replace(REF, digest="0F"),
         replace(REF, digest="0f\n"),
@@ -123,6 +134,26 @@ def test_a_parent_is_named_by_a_whole_sha256_and_no_parent_by_none(parent: int, 
         WeightManifest.from_bytes(replace(sound, parent=parent, parent_sha256=sha256).to_bytes()[0])
 
 
+@pytest.mark.parametrize("number", [1 << 63, 10**400, -(1 << 63)])
+@pytest.mark.parametrize("name", ["version", "lineage", "batch", "parent", "newest_full", "elements", "published_ms"])
+def test_numbers_that_nothing_can_count_are_refused(name: str, number: int) -> None:
+    with pytest.raises(DeltaCorrupt, match=r"beyond what can be|contradict"):
+        WeightManifest.from_bytes(replace(FULL, **{name: number}).to_bytes()[0])
+
+
+@pytest.mark.parametrize("published_ms", [-1, 253_402_300_800_000])
+def test_a_time_that_no_calendar_has_is_refused(published_ms: int) -> None:
+    with pytest.raises(DeltaCorrupt, match="beyond what can be"):
+        WeightManifest.from_bytes(replace(FULL, published_ms=published_ms).to_bytes()[0])
+
+
+@pytest.mark.parametrize("name", ["root_digest", "layout_digest"])
+@pytest.mark.parametrize("digest", ["ab", "", "0F" * 16, "ab" * 17, "ab" * 16 + "\n", 5, None])
+def test_a_digest_is_32_hex_digits(name: str, digest: Any) -> None:
+    with pytest.raises(DeltaCorrupt, match="cannot be read"):
+        WeightManifest.from_bytes(replace(FULL, **{name: digest}).to_bytes()[0])
+
+
 @pytest.mark.parametrize("name", [name for name in FULL.__slots__ if name != "codec"])
 def test_a_manifest_without_one_of_its_fields_or_with_another_is_refused(name: str) -> None:
     body = json.loads(FULL.to_bytes()[0])["body"]
@@ -149,6 +180,9 @@ def test_a_merged_delta_comes_back_and_is_no_manifest() -> None:
         {"first": 3.0},
         {"version": True},
         {"published_ms": "5"},
+        {"published_ms": -1},
+        {"published_ms": 10**400},
+        {"version": 10**12},
         {"first_sha256": "ab"},
         {"version_sha256": ""},
         {"version_sha256": 5},
