@@ -126,8 +126,10 @@ class OpenGroup:
     """Replicas below this number have been given to a worker at least once."""
     failed: list[int] = field(default_factory=list)
     """Policies for which the group has closed as failed."""
-    learned: bool = False
-    """Whether operators before rollout know what the group brought."""
+    opened: tuple[int, ...] = ()
+    """Policies that a credit was opened for."""
+    learned: list[int] = field(default_factory=list)
+    """Policies of which operators before rollout know what the group brought."""
 
     def is_rolling(self) -> bool:
         """True while some policy still waits for the group's trajectories."""
@@ -177,7 +179,7 @@ class Credits:
                 group=group, stream=note["stream"], prompt=prompt, offset=note["offset"], replicas=note["replicas"],
                 bounds={int(p): v for p, v in note["bounds"].items()}, retry=note["retry"], issued=saved["issued"],
                 states={int(p): s for p, s in saved["states"].items()}, failed=saved["failed"],
-                learned=saved.get("learned", False),
+                opened=tuple(note["opened"]), learned=saved["learned"],
             )  # fmt: skip
             self.groups[group] = x
             self.rolling_groups += x.is_rolling()
@@ -193,7 +195,7 @@ class Credits:
             self._count(policy, state, group.group, 1)
         note = {
             "stream": group.stream, "offset": group.offset, "replicas": group.replicas, "retry": group.retry,
-            "bounds": group.bounds,
+            "bounds": group.bounds, "opened": group.opened,
         }  # fmt: skip
         store.put(key_of("prompt", group.group), pack(note, group.prompt))
         write_json(store, b"next-group", self.next_group)

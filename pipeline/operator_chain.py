@@ -196,14 +196,15 @@ def make_operator(entry: OperatorConfig, number: int) -> Any:
     except ValidationError as error:
         what = "; ".join(_refused(detail, cls.Configuration) for detail in error.errors())
         raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
-    made: Any = cls
-    try:
-        return made(configuration)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # the seam around operators, which are plug-ins
-        told = f"operators[{number}] ({entry.type}) cannot be made: it raised {_described(error)}"
-        raise ConfigurationError(told) from error
+    made: list[Any] = []
+    make: Any = cls
+    error = _caught(lambda: made.append(make(configuration)))
+    if error is None:
+        return made[0]
+    if isinstance(error, ConfigurationError):
+        raise error
+    told = f"operators[{number}] ({entry.type}) cannot be made: it raised {_described(error)}"
+    raise ConfigurationError(told) from error
 
 
 def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
@@ -217,16 +218,24 @@ def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
     return f"{path}: {told}" if path else told
 
 
-def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
-    """Call an operator; gives the error that it raised in words, empty when there is none, and counts it."""
+def _caught(call: Callable[[], None]) -> Exception | None:
+    """What a call of an operator raised. Raises StoreFile: the disk's fault, not the operator's; the task is restored."""
     try:
         call()
-    except StoreFile:  # the disk's fault, not the operator's: the task ends and is restored, nothing is lost to it
+    except StoreFile:
         raise
     except Exception as error:  # the seam around operators, which are plug-ins
-        metrics.count("operator_errors", operator=name, error=type(error).__name__)
-        return words(f"raised {_described(error)}", DETAIL_LENGTH)
-    return ""
+        return error
+    return None
+
+
+def error_of(name: str, metrics: Metrics, call: Callable[[], None]) -> str:
+    """Call an operator; gives the error that it raised in words, empty when there is none, and counts it."""
+    error = _caught(call)
+    if error is None:
+        return ""
+    metrics.count("operator_errors", operator=name, error=type(error).__name__)
+    return words(f"raised {_described(error)}", DETAIL_LENGTH)
 
 
 def logged_error(name: str, metrics: Metrics, call: Callable[[], None]) -> str:

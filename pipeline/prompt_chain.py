@@ -178,18 +178,21 @@ class PromptChain:
         self._in_flight.setdefault((prompt.stream, prompt.prompt_id), set()).add(group)
 
     def ended(self, group: int, prompt: Prompt) -> None:
-        """The group has an outcome, or will have none."""
+        """Every policy has its outcome of the group, or will have none."""
         key = (prompt.stream, prompt.prompt_id)
         groups = self._in_flight.get(key, set())
         groups.discard(group)
         if not groups:
             self._in_flight.pop(key, None)
 
-    def outcome(self, outcome: Outcome, context: Context) -> None:
-        """Tell the operators what a group brought, once."""
-        self.ended(outcome.group, outcome.prompt)
+    def outcome(self, outcome: Outcome, policy: int, opened: Sequence[int], context: Context) -> None:
+        """Tell the operators that go by a policy what a group brought it. Of the policies that the group was ``opened``
+        for, who goes by another one hears what it brought the first: so every operator hears of it once, in whatever
+        order the ledgers of the policies are read.
+        """
         for entry in self._entries:
-            if outcome.prompt.stream in entry.streams:
+            teacher = entry.policy if entry.policy in opened else min(opened)
+            if outcome.prompt.stream in entry.streams and teacher == policy:
                 self._told(entry, context, lambda o, c: o.outcome(outcome, c))
 
     def moved(self, policy: int, version: int, context: Context) -> None:

@@ -85,8 +85,7 @@ class Schedule:
         for group in self.credits.groups.values():
             if group.is_rolling():
                 self._queue_replicas(group)
-                if not group.learned:
-                    self.chain.opened(group.group, group.prompt)
+                self.chain.opened(group.group, group.prompt)
 
     def process(self, received: Received, context: Context) -> None:
         """Fold one record of any input."""
@@ -195,16 +194,18 @@ class Schedule:
         self._cancel_if_settled(x, context)
 
     def _learn(self, record: Kept | Closed, context: Context) -> None:
-        """Tell the operators before rollout what a group brought, by the first of its policies that says so."""
-        x = self.credits.groups.get(record.group)
-        if x is None or x.learned or (isinstance(record, Closed) and record.by != "assemble"):
+        """Tell the operators before rollout what a group brought a policy, once for each that has a credit of it."""
+        x, policy = self.credits.groups.get(record.group), record.policy
+        if x is None or policy not in x.opened or policy in x.learned:
             return
-        x.learned = True
+        if isinstance(record, Closed) and record.by != "assemble":
+            return
+        x.learned.append(policy)
         self.credits.touch_group(x.group)
         outcome = Outcome(
             group=x.group, prompt=x.prompt, rewards=tuple(record.raw_rewards), complete=record.complete
         )  # fmt: skip
-        self.chain.outcome(outcome, context)
+        self.chain.outcome(outcome, policy, x.opened, context)
 
     def _failed_group(self, x: OpenGroup, context: Context) -> None:
         """Admit a prompt once more for the policies that its group failed for, or lose it by name (protocol 3)."""
@@ -373,7 +374,7 @@ class Schedule:
         group = OpenGroup(
             group=self.credits.next_group, stream=prompt.stream, prompt=prompt, offset=waiting.offset,
             states={p: ROLLING for p, _ in opened}, bounds=bounds, retry=waiting.retry,
-            replicas=stream.group_size + stream.extra_replicas,
+            opened=tuple(p for p, _ in opened), replicas=stream.group_size + stream.extra_replicas,
         )  # fmt: skip
         self.credits.open(group, context.store())
         self.chain.opened(group.group, prompt)

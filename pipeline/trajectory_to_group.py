@@ -280,10 +280,11 @@ class Assemble:
                 reason = "failed" if result.broken else "filtered"
                 self._emit_closed(draft, reason, result.operator, result.detail, context)
             else:
-                self._emit_kept(result, context)
+                self._emit_kept(result, draft, context)
         self._forget(x, context)
 
-    def _emit_kept(self, draft: GroupDraft, context: Context) -> None:
+    def _emit_kept(self, draft: GroupDraft, earned: GroupDraft, context: Context) -> None:
+        """Write a group; ``earned`` is what it was before operators chose among its members: that is to be learned."""
         group = draft.group
         key = str(group.group).encode()
         for member in draft.members:
@@ -291,7 +292,7 @@ class Assemble:
         context.emit("groups", group, partition=group.policy, key=key)
         kept = Kept(
             policy=group.policy, group=group.group, reward_mean=group.reward_mean, reward_std=group.reward_std,
-            raw_mean=group.raw_mean, complete=not group.short, raw_rewards=_raw_rewards(draft),
+            raw_mean=earned.group.raw_mean, complete=not earned.group.short, raw_rewards=_raw_rewards(earned),
         )  # fmt: skip
         context.emit("ledger", kept, partition=group.policy)
         context.metrics.count("groups_kept", policy=str(group.policy), short=str(group.short).lower())

@@ -77,18 +77,29 @@ def test_a_skipped_prompt_stands_in_the_ledger_with_its_reason_and_place() -> No
     assert driver.metrics.counters["prompts_skipped", key] == 2
 
 
-def test_outcomes_come_once_a_group_and_say_whether_it_was_complete(heard: list[Any]) -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_outcomes_come_once_a_group_and_say_whether_it_was_complete(heard: list[Any], order: tuple[int, int]) -> None:
+    """Of a group of two policies the operator hears what it brought its own, whichever ledger is read first."""
     config = make_config(
         policies={"a": {"model": "none", "depth": 9}, "b": {"model": "none", "depth": 9}},
         operators=[{"type": "accept_all", "policy": "b"}],
     )
     driver = fed(config, *(make_prompt(n) for n in range(4)))
     heard.clear()
-    for policy in (1, 0):
+    for policy in (*order, *order):
         driver.append("ledger", Kept(policy=policy, group=0, raw_rewards=[policy, 0.0]), partition=policy)
+        driver.crash("schedule")
         driver.settle()
-    failed = Closed(policy=0, group=1, reason="failed", by="assemble", raw_rewards=[1.0], complete=False)
-    driver.append("ledger", failed)
+    for policy in order:
+        failed = Closed(
+            policy=policy,
+            group=1,
+            reason="failed",
+            by="assemble",
+            raw_rewards=[1.0, policy][: 1 + policy],
+            complete=False,
+        )
+        driver.append("ledger", failed, partition=policy)
     driver.append("ledger", Closed(policy=0, group=2, reason="stale", by="batch"))
     driver.append("ledger", Closed(policy=0, group=99, reason="filtered", by="assemble"))
     driver.append("steps", make_step(1))
@@ -96,9 +107,23 @@ def test_outcomes_come_once_a_group_and_say_whether_it_was_complete(heard: list[
     driver.settle()
     assert heard == [
         ("outcome", "main-0", (1.0, 0.0), True),
-        ("outcome", "main-1", (1.0,), False),
+        ("outcome", "main-1", (1.0, 1.0), False),
         ("version", 2),
     ]
+
+
+def test_of_a_group_that_its_policy_has_no_part_in_an_operator_hears_from_the_first_that_has(heard: list[Any]) -> None:
+    config = make_config(
+        policies={"a": {"model": "none", "depth": 9}, "b": {"model": "none", "depth": 0}},
+        operators=[{"type": "accept_all", "policy": "b"}],
+    )
+    driver = fed(config, *(make_prompt(n) for n in range(3)))
+    opened = {r.group for r in of_type(driver, "ledger", Opened, 1)}
+    assert opened == {0, 1}, "b has room for a batch of two"
+    heard.clear()
+    driver.append("ledger", Kept(policy=0, group=2, raw_rewards=[1.0, 0.0]))
+    driver.settle()
+    assert heard == [("outcome", "main-2", (1.0, 0.0), True)]
 
 
 def test_open_groups_of_a_prompt_are_counted_until_they_end_or_bring_something(heard: list[Any]) -> None:

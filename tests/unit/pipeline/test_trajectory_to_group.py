@@ -203,6 +203,18 @@ def test_dynamic_sampling_closes_by_name_with_the_numbers() -> None:
     assert driver.records("groups") == []
 
 
+@pytest.mark.parametrize("rest", ["baseline_only", "renormalise"])
+def test_what_is_learned_of_a_group_is_what_all_of_its_members_earned(rest: str) -> None:
+    """A choice of members says nothing about how often the prompt is solved."""
+    driver = fed(
+        config=make_config(operators=[{"type": "downsample", "keep": 2, "rest": rest}], group_size=4), group_size=4
+    )
+    report(driver, (0, 0.0), (1, 0.0), (2, 1.0), (3, 0.0))
+    (kept,) = of_type(driver, "ledger", Kept)
+    assert (kept.raw_rewards, kept.raw_mean, kept.complete) == ([0.0, 0.0, 1.0, 0.0], 0.25, True)
+    assert kept.reward_mean == (0.25 if rest == "baseline_only" else 0.5)
+
+
 def test_each_policy_gets_its_own_members_and_its_own_ending() -> None:
     config = make_config(
         policies={"a": {"model": "none"}, "b": {"model": "none"}}, operators=[{**DYNAMIC, "policy": "b"}]

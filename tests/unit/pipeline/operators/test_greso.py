@@ -272,13 +272,13 @@ def test_g4_seeded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         means(made, name, history)
     torch.manual_seed(0)
     for expected in data["passes"]:
-        kept = []
+        codes = []
         for name, history in data["traces"].items():
             drawn = [float(torch.rand(1)) for _ in range(bool(history) + bool(history and history[-1] <= 0.11))]
             monkeypatch.setattr(greso, "draw", lambda _, __, number, drawn=drawn: drawn[number])
-            if made.offer(name) == "":
-                kept.append(int(name))
-        assert kept == expected["kept"]
+            codes.append(["probably_easy", "probably_hard", ""].index(made.offer(name)))
+        assert [[f"s_{name}", code] for name, code in zip(data["traces"], codes, strict=True)] == expected["log"]
+        assert [name for name, code in enumerate(codes) if code == 2] == expected["kept"]
 
 
 # ---------------------------------------------------------------------------------------------------- our own choices
