@@ -186,7 +186,7 @@ def changed(weights: dict[str, np.ndarray], rng: np.random.Generator) -> dict[st
     new = {name: array.copy() for name, array in weights.items()}
     embed = new["embed"].reshape(-1)
     where = rng.choice(embed.size, 5000, replace=False)
-    embed[where] += rng.integers(0, 4, where.size, np.uint16)
+    embed[where] += rng.integers(1, 4, where.size, np.uint16)
     embed[where[:20]] ^= np.uint16(0x8000)
     embed[where[20:24]] = (0x7FC1, 0xFF80, 0x8000, 0x0000)
     new["norm"][3] = -0.0
