@@ -1,4 +1,4 @@
-"""Fixtures for every test: one worked example of each record."""
+"""Fixtures for every test: one worked example of each record; and the order in which test processes take the suite."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from suite_order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 from headrace.schemas import parts, records
+
+__all__ = ("pytest_collection_modifyitems", "pytest_xdist_make_scheduler")
 
 
 def sequence(**over: Any) -> parts.Sequence:
@@ -154,8 +157,14 @@ def _examples() -> dict[str, records.Record]:
         ),
         records.Opened(policy=0, group=5, stream="main", prompt_id="7d0c8a3e4f2b1a90", min_version=4, cap=64),
         records.Skipped(
-            policy=0, stream="main", prompt_id="7d0c8a3e4f2b1a90", epoch=2, position=1041, operator="greso",
-            reason="probably_easy", detail="3 groups in a row were easy; kept with 0.1250, drew 0.8123",
+            policy=0,
+            stream="main",
+            prompt_id="7d0c8a3e4f2b1a90",
+            epoch=2,
+            position=1041,
+            operator="greso",
+            reason="probably_easy",
+            detail="3 groups in a row were easy; kept with 0.1250, drew 0.8123",
             sources=[source],
         ),
         records.Kept(policy=0, group=5, reward_mean=0.5, reward_std=0.53, raw_mean=0.5, raw_rewards=[1.0, 0.0]),
@@ -166,7 +175,14 @@ def _examples() -> dict[str, records.Record]:
         records.Batched(policy=0, batch=3, groups=[5, 6, 9]),
         records.Trained(policy=0, batch=3, version=3, first=True),
         records.Item(
-            **part, batch=3, lane=1, index=0, use=0, group_mean=0.5, group_std=0.53, group_count=8,
+            **part,
+            batch=3,
+            lane=1,
+            index=0,
+            use=0,
+            group_mean=0.5,
+            group_std=0.53,
+            group_count=8,
             group_roles=[parts.RoleStatistics(role="solver", mean=0.5, std=0.53, count=8)],
         ),
         records.Manifest(
