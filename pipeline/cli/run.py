@@ -46,6 +46,7 @@ def run(
     """
     from headrace.pipeline.flow import validate
     from headrace.pipeline.launch.display import display_for
+    from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.launcher import Launcher
     from headrace.pipeline.launch.parts import Rollback
     from headrace.pipeline.launch.prepare import check_trainers, resolve
@@ -60,7 +61,8 @@ def run(
     if dry_run:
         _print_plan(config)
         return
-    check_trainers(config)
+    if not resume or config != RunFolder.of(config).read_config():  # what the run has begun with, its trainers took
+        check_trainers(config)
     display = display_for(terminal=sys.stdout.isatty())
     command = ["headrace", "run", *words]
     failure: HeadraceError | None = None
