@@ -3,7 +3,8 @@
 In slices: ``begin`` takes tasks that were created or suspended, every ``step`` does a little and gives those that are
 ready. Group offsets and changelog were written by one transaction, so they must be equal; missing offsets (they expire)
 are taken from the changelog, different ones are refused after the time in which a transaction's markers may still be on
-their way (protocol 2).
+their way (protocol 2). Only what we committed ourselves and lies below the changelog is passed over then: a Kafka node
+that was killed can come back with an old state of a group.
 """
 
 import logging
@@ -16,7 +17,7 @@ from headrace.connectors.transaction import TRANSACTION_TIMEOUT_MS
 from headrace.pipeline.runtime.copies import Copies
 from headrace.pipeline.runtime.frontier import Place
 from headrace.pipeline.runtime.metrics import StageMetrics
-from headrace.pipeline.runtime.questions import Questions
+from headrace.pipeline.runtime.questions import Committed, Questions
 from headrace.pipeline.runtime.store import OverlayStore
 from headrace.pipeline.runtime.task import Task, TaskState
 from headrace.schemas.errors import ConfigurationError
@@ -53,7 +54,7 @@ class _Coming:
     until: float
     """When a transaction that was left open has ended, if the broker answers until then."""
     began: float
-    offsets: Mapping[Place, int] = field(default_factory=dict)
+    offsets: Mapping[Place, Committed] = field(default_factory=dict)
     ask_at: float = 0.0
     patience: float = ASK_SECONDS
     asked: bool = False
@@ -175,7 +176,16 @@ class Attacher:
         if positions is not None:
             coming.ready(positions)
         elif time.monotonic() > coming.until:
-            raise ConfigurationError(self._explain(coming.task, coming.offsets))
+            words = self._differing(coming.task, coming.offsets)
+            if not _outdated(coming.task, coming.offsets):
+                raise ConfigurationError(
+                    f"the group's offsets and the changelog of task {coming.task.number} do not agree, although one "
+                    f"transaction writes both: {words}. Somebody reset offsets or deleted records. Delete the group's "
+                    "offsets to go on from the changelog, or start a new run"
+                )
+            log.warning("the cluster gave old offsets of this group, the changelog is taken: %s", words)
+            self._metrics.count("outdated_offsets_total")
+            coming.ready(coming.task.saved_positions() or {})
         else:
             coming.asked, coming.ask_at = False, time.monotonic() + AGAIN_SECONDS
 
@@ -215,7 +225,7 @@ class Attacher:
             if now <= created[0].until:
                 return
             # The broker answers, and whoever left these offsets pending was fenced by now: the changelog stands.
-            offsets = dict.fromkeys(places, -1)
+            offsets = dict.fromkeys(places, (-1, None))
         for coming, ends in self._settled(created):
             task = coming.task
             coming.asked, coming.offsets = True, {place: offsets[place] for place in task.places}
@@ -248,26 +258,29 @@ class Attacher:
         for one in self._coming.values():
             one.until = time.monotonic() + SETTLE_SECONDS
 
-    def _explain(self, task: Task, committed: Mapping[Place, int]) -> str:
+    def _differing(self, task: Task, committed: Mapping[Place, Committed]) -> str:
         saved = task.saved_positions() or {}
-        places = [
-            f"{self._connection.topic(topic)}[{p}]: group {committed[topic, p]}, changelog {saved.get((topic, p), -1)}"
-            for topic, p in task.places
-            if committed[topic, p] not in (-1, saved.get((topic, p), -1))
-        ]
-        return (
-            f"the group's offsets and the changelog of task {task.number} do not agree, although one transaction "
-            f"writes both: {'; '.join(places)}. Somebody reset offsets or deleted records. Delete the group's offsets "
-            "to go on from the changelog, or start a new run"
+        both = [(place, committed[place][0], saved.get(place, -1)) for place in task.places]
+        return "; ".join(
+            f"{self._connection.topic(topic)}[{partition}]: group {offset}, changelog {position}"
+            for (topic, partition), offset, position in both
+            if offset not in (-1, position)
         )
 
 
-def _agreed(task: Task, committed: Mapping[Place, int]) -> dict[Place, int] | None:
+def _agreed(task: Task, committed: Mapping[Place, Committed]) -> dict[Place, int] | None:
     """Where to read on; None when the group's offsets and the changelog differ."""
     saved = task.saved_positions()
     if saved is None:
-        started = any(committed[place] >= 0 for place in task.places)
+        started = any(committed[place][0] >= 0 for place in task.places)
         return None if started else dict.fromkeys(task.places, 0)
-    if any(committed[place] not in (-1, saved.get(place)) for place in task.places):
+    if any(committed[place][0] not in (-1, saved.get(place)) for place in task.places):
         return None
     return {place: saved.get(place, 0) for place in task.places}
+
+
+def _outdated(task: Task, committed: Mapping[Place, Committed]) -> bool:
+    """Whether all that differs is older than the changelog, and of ours: who resets offsets leaves no mark."""
+    saved = task.saved_positions() or {}
+    differing = [place for place in task.places if committed[place][0] not in (-1, saved.get(place))]
+    return all(committed[p][1] is not None and committed[p][0] < saved.get(p, -1) for p in differing)

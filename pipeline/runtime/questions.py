@@ -21,11 +21,13 @@ from headrace.connectors.transaction import CALL_SECONDS, ProducerLost
 from headrace.pipeline.runtime.frontier import Place
 from headrace.schemas.ids import unprefixed
 
-__all__ = ("Questions", "Unanswered")
+__all__ = ("Committed", "Questions", "Unanswered")
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Committed = tuple[int, Mark | None]
+"""A committed offset, -1 for none, and the mark of the process of ours that committed it."""
 _ASK_SECONDS = 1.0
 
 
@@ -83,24 +85,24 @@ class Questions:
         marks = self.consumer.get_watermark_offsets(partition, cached=True)
         return max(0, marks[1]) if marks else 0
 
-    def committed(self, places: Sequence[Place], limit: float = math.inf) -> dict[Place, tuple[int, Mark | None]]:
+    def committed(self, places: Sequence[Place], limit: float = math.inf) -> dict[Place, Committed]:
         """The group's committed offset (-1 for none) and mark of each place; waits out open transactions.
 
         Raises Unanswered when that takes longer than ``limit`` seconds.
         """
         return self.patiently("the group's committed offsets", lambda: self._committed(places, CALL_SECONDS), limit)
 
-    def committed_within(self, places: Sequence[Place], seconds: float) -> dict[Place, int] | None:
-        """The group's committed offsets (-1 for none), None when an open transaction or the broker keeps them back."""
+    def committed_within(self, places: Sequence[Place], seconds: float) -> dict[Place, Committed] | None:
+        """As ``committed``, but None when an open transaction or the broker keeps the offsets back."""
         try:
-            return {place: offset for place, (offset, _) in self._committed(places, seconds).items()}
+            return self._committed(places, seconds)
         except KafkaException as error:
             log.info("the group's committed offsets: %s; again", error)
             return None
 
-    def _committed(self, places: Sequence[Place], seconds: float) -> dict[Place, tuple[int, Mark | None]]:
+    def _committed(self, places: Sequence[Place], seconds: float) -> dict[Place, Committed]:
         wanted = [TopicPartition(self._connection.topic(t), p) for t, p in places]
-        out = {}
+        out: dict[Place, Committed] = {}
         for p in self._asker.committed(wanted, timeout=seconds):
             if p.error is not None:
                 raise KafkaException(p.error)

@@ -15,6 +15,7 @@ from toy_worker import Chain, check_chain, feed, make_run, running, send, toy, w
 from headrace.connectors.broker.codes import Code
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
+from headrace.connectors.marks import Mark
 from headrace.pipeline.requeue import requeue
 from headrace.pipeline.runtime.stage import Context, Received
 from headrace.pipeline.runtime.worker import Worker, wall_ms
@@ -157,6 +158,21 @@ def test_different_group_offsets_are_refused_by_name(run: Run, monkeypatch: pyte
             time.sleep(0.1)
     assert [type(e) for e in errors] == [ConfigurationError]
     assert f"{connection.topic('admissions')}[1]: group 3, changelog" in str(errors[0])
+
+
+def test_old_offsets_of_our_own_give_way_to_the_changelog(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apache Kafka 4.3.1, killed under load, gave the offsets of ten minutes before as the group's stable ones."""
+    _, connection = run
+    monkeypatch.setattr("headrace.pipeline.runtime.attach.SETTLE_SECONDS", 1.0)
+    feed(connection, range(40))
+    check_chain(work(run, 40), range(40))
+    _delete_group(connection)
+    old = TopicPartition(connection.topic("admissions"), 1, 3, str(Mark("a", 1)))
+    before = connection.consumer("before", consumer_group(connection.run, "assemble"))
+    before.commit(offsets=[old], asynchronous=False)
+    before.close()
+    feed(connection, range(40, 60))
+    check_chain(work(run, 60), range(60))
 
 
 def _delete_group(connection: Connection) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from toy_worker import Chain, toy_config
 
+from headrace.connectors.marks import Mark
 from headrace.pipeline.runtime import attach as module
 from headrace.pipeline.runtime.attach import Attacher
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.metrics import Registry, StageMetrics
+from headrace.pipeline.runtime.questions import Committed
 from headrace.pipeline.runtime.store import MemoryStore, OverlayStore
 from headrace.pipeline.runtime.task import POSITIONS_KEY, Task, TaskState
 from headrace.schemas.errors import ConfigurationError
@@ -31,6 +33,8 @@ class Cluster:
         """Offsets that lie behind the last stable one."""
         self.offsets: dict[int, int] = {}
         """The group's offset of every input of a task."""
+        self.marks: dict[int, Mark] = {}
+        """Who of ours committed it."""
         self.pending: set[int] = set()
         """Tasks whose offsets are kept back by an open transaction."""
         self.away = False
@@ -52,11 +56,13 @@ class Cluster:
     def all_ends(self, _topic: str) -> dict[int, int]:
         return {n: self.stable.get(n, 0) + self.open.get(n, 0) for n in range(4)}
 
-    def committed_within(self, places: Sequence[Place], seconds: float) -> dict[Place, int] | None:
+    def committed_within(self, places: Sequence[Place], seconds: float) -> dict[Place, Committed] | None:
         numbers = tuple(sorted({p for _, p in places}))
         self.asked.append((numbers, seconds))
         self.seconds += seconds if self.pending & set(numbers) else 0.0
-        return None if self.pending & set(numbers) else {place: self.offsets.get(place[1], -1) for place in places}
+        if self.pending & set(numbers):
+            return None
+        return {place: (self.offsets.get(place[1], -1), self.marks.get(place[1])) for place in places}
 
     # copies
 
@@ -150,6 +156,19 @@ def test_missing_offsets_are_taken_from_the_changelog_and_others_are_refused_in_
     with pytest.raises(ConfigurationError, match=r"run\.trajectories\[1\]: group 6, changelog 5") as caught:
         rig.steps(1.0, 30)
     assert "Delete the group's offsets" in str(caught.value)
+
+
+def test_old_offsets_of_our_own_give_way_to_the_changelog_and_newer_ones_never(cluster: Cluster) -> None:
+    rig = Rig(cluster)
+    rig.begin(0)
+    cluster.stable, cluster.found, cluster.offsets = {0: 9, 1: 9}, {0: 5, 1: 5}, {0: 4, 1: 6}
+    cluster.marks = {0: Mark("operators-0", 1), 1: Mark("operators-0", 1)}
+    assert rig.steps(1.0, 10) == {}, "a marker may still be on its way"
+    assert set(rig.steps(1.0, 10)[0].values()) == {5}
+    assert rig.registry.value("outdated_offsets_total", stage="assemble") == 1
+    rig.begin(1)
+    with pytest.raises(ConfigurationError, match=r"run\.trajectories\[1\]: group 6, changelog 5"):
+        rig.steps(1.0, 30)
 
 
 def test_offsets_that_were_late_agree_when_they_are_asked_for_again(cluster: Cluster) -> None:
