@@ -3,21 +3,23 @@
 Goes in: an address; comes out: a row for each run id that has topics there. Nothing is changed here.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from confluent_kafka import ConsumerGroupState, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin._group import ConsumerGroupListing
 
 from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka_admin import REQUEST_SECONDS, answer_of
 from headrace.connectors.kafka_errors import explain
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.ids import check_run_id
 from headrace.schemas.topics import spec_of
 
-__all__ = ("RunTopics", "busy_groups", "has_record_since", "runs_on")
+__all__ = ("RunTopics", "busy_groups", "has_record_since", "positions_of", "runs_on")
 
-_SECONDS = 15.0
 _IDLE = frozenset({ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD})
 
 
@@ -33,7 +35,7 @@ def runs_on(connection: Connection) -> Iterator[RunTopics]:
     """Every run that has topics on the cluster of ``connection`` (of any run). Raises KafkaFailure."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     try:
-        topics = connection.admin().list_topics(timeout=_SECONDS).topics
+        topics = connection.admin().list_topics(timeout=REQUEST_SECONDS).topics
     except KafkaException as error:
         raise explain(error, "listing topics", connection.bootstrap) from error
     for name, topic in topics.items():
@@ -57,12 +59,35 @@ def _is_ours(run: str, topic: str) -> bool:
 
 def busy_groups(connection: Connection) -> list[str]:
     """Consumer groups of the connection's run that have members. Raises KafkaFailure."""
-    try:
-        listed = connection.admin().list_consumer_groups(request_timeout=_SECONDS).result(_SECONDS)
-    except KafkaException as error:
-        raise explain(error, "listing consumer groups", connection.bootstrap) from error
-    mine = [group for group in listed.valid if group.group_id.startswith(connection.topic(""))]
-    return sorted(group.group_id for group in mine if group.state not in _IDLE)
+    return sorted(group.group_id for group in _groups(connection) if group.state not in _IDLE)
+
+
+def positions_of(connection: Connection) -> dict[str, list[TopicPartition]]:
+    """What every consumer group of the connection's run has committed, by the group's id. Raises KafkaFailure."""
+    admin, out = connection.admin(), {}
+    for group in sorted(group.group_id for group in _groups(connection)):
+        wanted = [ConsumerGroupTopicPartitions(group)]
+        try:
+            asked = admin.list_consumer_group_offsets(wanted, require_stable=False, request_timeout=REQUEST_SECONDS)
+            out[group] = answer_of(asked[group]).topic_partitions
+        except KafkaException as error:
+            raise explain(error, f"asking for the positions of {group}", connection.bootstrap) from error
+    return out
+
+
+def _groups(connection: Connection) -> list[ConsumerGroupListing]:
+    until = time.monotonic() + REQUEST_SECONDS
+    while True:
+        try:
+            listed = answer_of(connection.admin().list_consumer_groups(request_timeout=REQUEST_SECONDS))
+            if not listed.errors:  # else a node that has just started knows none of its groups yet
+                break
+            if time.monotonic() > until:
+                raise listed.errors[0]
+        except KafkaException as error:
+            raise explain(error, "listing consumer groups", connection.bootstrap) from error
+        time.sleep(0.2)
+    return [group for group in listed.valid if group.group_id.startswith(connection.topic(""))]
 
 
 def has_record_since(connection: Connection, topics: dict[str, int], since_ms: int) -> bool:
@@ -74,7 +99,7 @@ def has_record_since(connection: Connection, topics: dict[str, int], since_ms: i
     wanted = [TopicPartition(connection.topic(t), p, since_ms) for t, count in topics.items() for p in range(count)]
     consumer = connection.consumer("janitor", isolation_level="read_uncommitted")
     try:
-        found = consumer.offsets_for_times(wanted, timeout=_SECONDS)
+        found = consumer.offsets_for_times(wanted, timeout=REQUEST_SECONDS)
     except KafkaException as error:
         raise explain(error, "asking for the newest records", connection.bootstrap) from error
     finally:

@@ -19,6 +19,7 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialUpsertion,
 )
 
+from headrace.connectors.kafka_admin import REQUEST_SECONDS, answer_of
 from headrace.connectors.kafka_errors import explain
 from headrace.connectors.kafka_properties import MECHANISM
 from headrace.connectors.kafka_secrets import password_file, write_secret
@@ -26,7 +27,6 @@ from headrace.schemas.access import Grant
 
 __all__ = ("apply_grants", "command_lines", "ensure_users", "remove_grants")
 
-_SECONDS = 15.0
 _ITERATIONS = 4096
 _RESOURCES = {
     "topic": ResourceType.TOPIC,
@@ -42,8 +42,8 @@ def apply_grants(admin: AdminClient, grants: Sequence[Grant], principals: Mappin
     """
     bindings = [_binding(grant, principals[grant.role]) for grant in grants]
     try:
-        for future in admin.create_acls(bindings, request_timeout=_SECONDS).values():
-            future.result(_SECONDS)
+        for future in admin.create_acls(bindings, request_timeout=REQUEST_SECONDS).values():
+            answer_of(future)
     except KafkaException as error:
         raise explain(error, "giving rights", where) from error
     return len(bindings)
@@ -53,8 +53,8 @@ def remove_grants(admin: AdminClient, grants: Sequence[Grant], principals: Mappi
     """Take these rights away; returns how many there were. Raises KafkaFailure or LoginRefused."""
     filters = [_filter(_binding(grant, principals[grant.role])) for grant in grants]
     try:
-        futures = admin.delete_acls(filters, request_timeout=_SECONDS)
-        return sum(len(future.result(_SECONDS)) for future in futures.values())
+        futures = admin.delete_acls(filters, request_timeout=REQUEST_SECONDS)
+        return sum(len(answer_of(future)) for future in futures.values())
     except KafkaException as error:
         raise explain(error, "taking rights away", where) from error
 
@@ -76,8 +76,8 @@ def ensure_users(admin: AdminClient, users: Mapping[str, str], folder: Path, whe
         changes.append(UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, _ITERATIONS), password))
         files.append(file)
     try:
-        for future in admin.alter_user_scram_credentials(changes, request_timeout=_SECONDS).values():
-            future.result(_SECONDS)
+        for future in admin.alter_user_scram_credentials(changes, request_timeout=REQUEST_SECONDS).values():
+            answer_of(future)
     except KafkaException as error:
         raise explain(error, "giving logins", where) from error
     return files

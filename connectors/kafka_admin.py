@@ -6,7 +6,8 @@ other processes, and refuses a topic that exists with another partition count.
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from concurrent.futures import Future
+from typing import Literal, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -17,9 +18,10 @@ from headrace.connectors.kafka_errors import KafkaFailure, WrongPartitionCount
 from headrace.schemas.ids import topic_name, unprefixed
 from headrace.schemas.topics import settings_of
 
-__all__ = ("delete_run_topics", "ensure_topics", "list_run_topics", "offsets_at")
+__all__ = ("REQUEST_SECONDS", "answer_of", "delete_run_topics", "ensure_topics", "list_run_topics", "offsets_at")
 
-_SECONDS = 15.0
+T = TypeVar("T")
+REQUEST_SECONDS = 15.0
 """Time for one request to the cluster."""
 _SETTLE_SECONDS = 30.0
 """Time in which created topics must have leaders, and deleted ones be gone."""
@@ -37,10 +39,18 @@ _MOVING = frozenset(
 """A partition whose leader is not in place yet: ask again."""
 
 
+def answer_of(future: "Future[T]") -> T:
+    """The answer to a request of an admin client. Raises KafkaException, also for one that never ends."""
+    try:
+        return future.result(REQUEST_SECONDS + 1)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+
 def list_run_topics(admin: AdminClient, run: str) -> dict[str, int]:
     """Partition counts of the run's topics, by name without prefix. Raises KafkaException."""
     prefix = topic_name(run, "")
-    topics = admin.list_topics(timeout=_SECONDS).topics
+    topics = admin.list_topics(timeout=REQUEST_SECONDS).topics
     return {unprefixed(run, name): len(t.partitions) for name, t in topics.items() if name.startswith(prefix)}
 
 
@@ -55,11 +65,11 @@ def ensure_topics(admin: AdminClient, run: str, counts: Mapping[str, int], repli
     if missing:
         futures = admin.create_topics(
             [NewTopic(topic_name(run, n), counts[n], replication, config=settings_of(n)) for n in missing],
-            request_timeout=_SECONDS,
+            request_timeout=REQUEST_SECONDS,
         )
         for future in futures.values():
             try:
-                future.result(_SECONDS)
+                answer_of(future)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
@@ -81,7 +91,7 @@ def _refuse_other_counts(run: str, counts: Mapping[str, int], have: Mapping[str,
 def _wait_for_leaders(admin: AdminClient, run: str, counts: Mapping[str, int]) -> None:
     end = time.monotonic() + _SETTLE_SECONDS
     while True:
-        topics = admin.list_topics(timeout=_SECONDS).topics
+        topics = admin.list_topics(timeout=REQUEST_SECONDS).topics
         pending = [
             n
             for n, count in counts.items()
@@ -106,9 +116,10 @@ def delete_run_topics(admin: AdminClient, run: str) -> list[str]:
     """Delete the run's topics and consumer groups, waiting until the topics are gone. Raises KafkaException."""
     names = sorted(list_run_topics(admin, run))
     if names:
-        for future in admin.delete_topics([topic_name(run, n) for n in names], request_timeout=_SECONDS).values():
+        topics = [topic_name(run, name) for name in names]
+        for future in admin.delete_topics(topics, request_timeout=REQUEST_SECONDS).values():
             try:
-                future.result(_SECONDS)
+                answer_of(future)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
@@ -122,15 +133,15 @@ def delete_run_topics(admin: AdminClient, run: str) -> list[str]:
 def _delete_groups(admin: AdminClient, run: str) -> None:
     """Offsets of deleted topics would send a run of the same name to places that do not exist."""
     prefix = topic_name(run, "")
-    listed = admin.list_consumer_groups(request_timeout=_SECONDS).result(_SECONDS)
+    listed = answer_of(admin.list_consumer_groups(request_timeout=REQUEST_SECONDS))
     groups = [g.group_id for g in listed.valid if g.group_id.startswith(prefix)]
     if not groups:
         return
     end = time.monotonic() + _LEAVE_SECONDS
     while groups:
-        for group, future in admin.delete_consumer_groups(groups, request_timeout=_SECONDS).items():
+        for group, future in admin.delete_consumer_groups(groups, request_timeout=REQUEST_SECONDS).items():
             try:
-                future.result(_SECONDS)
+                answer_of(future)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError.NON_EMPTY_GROUP and time.monotonic() < end:
@@ -163,12 +174,12 @@ def offsets_at(
     wanted = {TopicPartition(topic_name(run, topic), p): spec for topic, p in places}
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     out: dict[tuple[str, int], int] = {}
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _SETTLE_SECONDS
     while wanted:
-        futures = admin.list_offsets(wanted, isolation_level=level, request_timeout=_SECONDS)
+        futures = admin.list_offsets(wanted, isolation_level=level, request_timeout=REQUEST_SECONDS)
         for place, future in futures.items():
             try:
-                offset = future.result(_SECONDS).offset
+                offset = answer_of(future).offset
             except KafkaException as error:
                 if error.args[0].code() not in _MOVING or time.monotonic() > end:
                     raise
@@ -177,4 +188,5 @@ def offsets_at(
             wanted = {p: spec for p in wanted if (p.topic, p.partition) != (place.topic, place.partition)}
         if wanted:
             time.sleep(0.1)
+            admin.list_topics(timeout=REQUEST_SECONDS)  # the client asks the leaders that it knows, right or not
     return out

@@ -200,9 +200,9 @@ def waits_for(
     """In words, what a run that does not move is waiting for; names the process or topic to look at.
 
     troubled: deaths of parts. waiting: what parts say themselves that they wait for. broker: what is wrong with the
-    cluster; whatever else is seen then follows from it.
+    cluster, from which the rest follows, unless the part of that name is what dies.
     """
-    if broker:
+    if broker and "broker" not in troubled:
         return broker
     if waiting:
         return "; ".join(f"{name} says: {words}" for name, words in sorted(waiting.items()))

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions
-
 from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
-from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading
+from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, topics_of
 from headrace.schemas.ids import unprefixed
 
 __all__ = ("app",)
 
 app = command_group("Positions of the consumer groups of a run.", nested=True)
-_SECONDS = 15.0
 _COLUMNS = ("group", "topic", "partition", "position", "end", "lag")
 
 
@@ -19,23 +16,25 @@ _COLUMNS = ("group", "topic", "partition", "position", "end", "lag")
 def lag(
     folder: FolderOption = "", run: RunOption = "", bootstrap: ClusterOption = "", output: Output = Format.text
 ) -> None:
-    """Committed position, end and distance of every partition that a group of the run reads."""
+    """Committed position, end and distance of every partition that a group of the run reads.
+
+    Positions in changelogs, which other tools show with a growing lag, are marks of workers: nobody reads them.
+    """
+    from headrace.connectors.cluster_runs import positions_of
+
     rows: list[tuple[Any, ...]] = []
     with reading(folder, run, bootstrap) as connection:
-        admin = connection.admin()
-        listed = admin.list_consumer_groups(request_timeout=_SECONDS).result(_SECONDS)
-        names = sorted(g.group_id for g in listed.valid if g.group_id.startswith(f"{connection.run}."))
+        topics = topics_of(connection)
         ends: dict[str, dict[int, int]] = {}
-        for name in names:
-            asked = admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(name)], require_stable=False, request_timeout=_SECONDS
-            )
-            for place in asked[name].result(_SECONDS).topic_partitions:
+        for group, places in positions_of(connection).items():
+            for place in places:
                 topic = unprefixed(connection.run, place.topic)
+                if topic not in topics or place.topic == topic or topic.endswith("-changelog"):
+                    continue
                 if topic not in ends:
                     ends[topic] = connection.end_offsets(topic)
                 end = ends[topic].get(place.partition, 0)
-                short = unprefixed(connection.run, name)
+                short = unprefixed(connection.run, group)
                 rows.append((short, topic, place.partition, place.offset, end, max(0, end - place.offset)))
     rows.sort()
     if output is Format.json:

@@ -30,9 +30,11 @@ FolderOption = Annotated[
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="Nodes: 1, or 3 to see replication and failover.")] = 1,
-    port: Annotated[int, typer.Option(help="Port of the first node on 127.0.0.1; others take the next.")] = 9092,
-    secure: Annotated[bool, typer.Option("--secure", help="TLS, SCRAM logins for every role, and ACLs.")] = False,
+    nodes: Annotated[int | None, typer.Option(help="Nodes: 1 (default), or 3 to see replication and failover.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the first node on 127.0.0.1 (default 9092); others take the next.")
+    ] = None,
+    secure: Annotated[bool | None, typer.Option("--secure", help="TLS, SCRAM logins for every role, and ACLs.")] = None,
     libs: Annotated[
         str, typer.Option(help="The libs folder of an unpacked Kafka 4; else HEADRACE_KAFKA_LIBS, else by Maven.")
     ] = "",
@@ -40,15 +42,21 @@ def up(
     folder: FolderOption = "",
     output: Output = Format.text,
 ) -> None:
-    """Start what does not run of a cluster, wait until it answers, and say how to use it. Needs Java 17."""
+    """Start what does not run of a cluster, wait until it answers, and say how to use it. Needs Java 17.
+
+    Of a cluster that exists, what is not given is as it was.
+    """
     from headrace.connectors.kafka_cluster import Plan
     from headrace.connectors.kafka_jars import find_java, find_libs
     from headrace.schemas.access import ROLES
 
-    if nodes not in (1, 3):
+    if nodes not in (None, 1, 3):
         raise ConfigurationError(f"--nodes {nodes}: take 1, or 3, the least that goes on when one is lost")
     cluster = _cluster(folder)
-    plan = Plan(nodes=nodes, port=port, secure=secure, users=tuple(ROLES) if secure else ())
+    have = cluster.plan() or Plan()
+    safe = have.secure if secure is None else secure
+    users = tuple(ROLES) if safe else ()
+    plan = Plan(nodes=nodes or have.nodes, port=port or have.port, secure=safe, users=users)
     java = find_java()
     jars = find_libs(Path(libs) if libs else None, say=lambda text: print(text, file=sys.stderr))
     started = cluster.up(plan, java, jars, heap=heap)
@@ -91,7 +99,7 @@ def status(folder: FolderOption = "", output: Output = Format.text) -> None:
             {
                 "running": all(s.pid for s in states),
                 "secure": bool(plan and plan.secure),
-                "nodes": [dict(zip(keys, (s.number, s.address, s.pid, s.log), strict=True)) for s in states],
+                "nodes": [dict(zip(keys, (s.number, s.address, s.pid or None, s.log), strict=True)) for s in states],
             }
         )
     else:

@@ -15,12 +15,13 @@ from headrace.pipeline.cli.arguments import (
     print_json,
     print_table,
 )
-from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, record_lines
+from headrace.pipeline.cli.reading import ClusterOption, FolderOption, RunOption, reading, record_lines, topics_of
 from headrace.pipeline.cli.topic_stream import as_object, coming_records, kept_records
 from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka import RawRecord
+    from headrace.schemas.topics import TopicSpec
 
 __all__ = ("app",)
 
@@ -32,13 +33,13 @@ def list_topics(
     folder: FolderOption = "", run: RunOption = "", bootstrap: ClusterOption = "", output: Output = Format.text
 ) -> None:
     """Topics of a run with partitions, records (markers of transactions count as offsets) and what they carry."""
-    from headrace.schemas.topics import spec_of
-
     with reading(folder, run, bootstrap) as connection:
         rows = []
-        for name, partitions in sorted(connection.list_run_topics().items()):
+        for name, partitions in sorted(topics_of(connection).items()):
             first, end = connection.start_offsets(name), connection.end_offsets(name)
-            carries = "changelog" if name.endswith("-changelog") else " ".join(spec_of(name).records) or "bytes"
+            spec = _row_of(name)
+            words = "changelog" if name.endswith("-changelog") else "of somebody else"
+            carries = (" ".join(spec.records) or "bytes") if spec is not None else words
             rows.append((name, partitions, sum(end.values()) - sum(first.values()), carries))
     if output is Format.json:
         print_json([dict(zip(("topic", "partitions", "offsets", "carries"), row, strict=True)) for row in rows])
@@ -55,17 +56,17 @@ def describe(
     output: Output = Format.text,
 ) -> None:
     """One topic: its row of the map, settings, and the offsets of its partitions."""
-    from headrace.schemas.topics import settings_of, spec_of
+    from headrace.schemas.topics import settings_of
 
     with reading(folder, run, bootstrap) as connection:
         first, end = connection.start_offsets(topic), connection.end_offsets(topic)
-    changelog = topic.endswith("-changelog")
+    spec = _row_of(topic)
     about = {
         "topic": topic,
-        "records": [] if changelog else list(spec_of(topic).records),
-        "writers": [] if changelog else list(spec_of(topic).writers),
-        "readers": [] if changelog else list(spec_of(topic).readers),
-        "settings": settings_of(topic),
+        "records": list(spec.records) if spec is not None else [],
+        "writers": list(spec.writers) if spec is not None else [],
+        "readers": list(spec.readers) if spec is not None else [],
+        "settings": settings_of(topic) if spec is not None or topic.endswith("-changelog") else {},
         "partitions": [{"partition": p, "first": first[p], "end": end[p]} for p in sorted(end)],
     }
     if output is Format.json:
@@ -175,6 +176,16 @@ def delete(
         raise ConfigurationError(f"run {run} is at work ({', '.join(busy)}): stop it first, or give --force")
     gone = connection.delete_run_topics()
     sys.stdout.write(f"deleted {len(gone)} topics of {run}\n")
+
+
+def _row_of(topic: str) -> "TopicSpec | None":
+    """The row of the map; None for a changelog, and for a topic that somebody else gave the run's prefix."""
+    from headrace.schemas.topics import spec_of
+
+    try:
+        return None if topic.endswith("-changelog") else spec_of(topic)
+    except KeyError:
+        return None
 
 
 def _print_record(raw: "RawRecord", output: Format, full: bool) -> None:

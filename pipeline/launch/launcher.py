@@ -37,6 +37,8 @@ __all__ = ("Launcher", "NothingUsable", "Stalled")
 
 ALARM_SECONDS = 30.0
 """Time without progress after which the launcher says what the run waits for."""
+_AWAY_SECONDS = 10.0
+"""A cluster that has not answered for so long is what a run that stands still waits for."""
 _GRACE_SECONDS = 20.0
 _FULL_BYTES = 8 << 20
 """With less free space than this the run folder's disk is named as the reason of a standstill."""
@@ -213,6 +215,7 @@ class Launcher:
         still = time.monotonic() - follower.last_progress
         if still < ALARM_SECONDS:
             return False
+        away = follower.silence()
         reason = waits_for(
             self.config,
             follower.tally,
@@ -220,6 +223,7 @@ class Launcher:
             troubled=self._supervisor.troubled(),
             waiting=self._supervisor.waiting(),
             running=left,
+            broker=f"Kafka at {follower.address} has not answered for {away:.0f} s" if away > _AWAY_SECONDS else "",
         )
         free = shutil.disk_usage(self.folder.path).free
         if free < _FULL_BYTES:

@@ -24,6 +24,7 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0
 _OPTIONAL = "upkeep"
 """The role without which a run goes on."""
 _LOG_LINES, _LOG_BYTES = 15, 40_000
+_WAITS = re.compile("waiting for (the |Kafka )")
 _REASONS = ("configuration error: ", "superseded: ")
 """How a process says what a restart does not cure (``lifetime.exit_with``)."""
 
@@ -93,7 +94,7 @@ class Supervisor:
     def waiting(self) -> dict[str, str]:
         """Parts whose last words are that they wait for something outside (a store, a broker): name to those words."""
         said = {n: self._said(c).rstrip().rpartition("\n")[2] for n, c in self._children.items() if not c.finished}
-        return {name: line.strip()[:300] for name, line in said.items() if "waiting for the " in line}
+        return {name: line.strip()[:300] for name, line in said.items() if _WAITS.search(line)}
 
     def check(self) -> list[str]:
         """Notice ended parts and start them again when due; returns messages for people.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from trainer_feed import local_broker
 
 from headrace.connectors.kafka import Connection
@@ -26,8 +27,10 @@ def test_counting_never_keeps_the_launcher_from_starting_the_broker_again(tmp_pa
             follower.count(0.0)
             time.sleep(0.05)
         assert follower.rollouts == 1
+        answered = time.monotonic() - follower.silence()
     began = time.monotonic()
     follower.count(0.0)
     follower.poll(0.0)
     assert time.monotonic() - began < 1.0
+    assert time.monotonic() - follower.silence() == pytest.approx(answered), "nobody has answered since"
     follower.close()

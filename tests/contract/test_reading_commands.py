@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.kafka import Connection
 from headrace.pipeline.launch.folder import RunFolder
@@ -176,6 +177,20 @@ def test_cat_chooses_by_offset_and_count(address: str) -> None:
     assert len(ok("topics", "cat", "ledger", "-n", "1", *place).splitlines()) == 1
 
 
+def test_a_run_that_the_cluster_does_not_have_is_no_empty_table(address: str) -> None:
+    for words in (("topics", "list"), ("groups", "lag")):
+        done = headrace(*words, "--run", "nobody", "--bootstrap", address)
+        assert done.returncode == 78 and "has no topic of a run nobody" in done.stderr
+
+
+def test_a_topic_of_somebody_else_under_the_runs_prefix_is_shown_as_that(address: str) -> None:
+    connection = Connection.of(RunConfig.model_fields["kafka"].default, "read", address)
+    connection.admin().create_topics([NewTopic("read.my-notes", 1, 1)])["read.my-notes"].result(20)
+    place = ("--run", "read", "--bootstrap", address)
+    assert "of somebody else" in ok("topics", "list", *place)
+    assert json.loads(ok("topics", "describe", "my-notes", *place, "--format", "json"))["settings"] == {}
+
+
 def test_a_topic_that_does_not_exist_is_named(address: str) -> None:
     done = headrace("topics", "cat", "ledgers", "--run", "read", "--bootstrap", address)
     assert done.returncode == 78 and "read.ledgers does not exist" in done.stderr and "Traceback" not in done.stderr
@@ -206,7 +221,13 @@ def test_lag_is_the_way_to_the_end(address: str) -> None:
     consumer = connection.consumer("test", "read.batch")
     consumer.assign([TopicPartition(connection.topic("ledger"), 0, 0)])
     consumer.commit(offsets=[TopicPartition(connection.topic("ledger"), 0, 1)], asynchronous=False)
+    mark = TopicPartition(connection.topic("batch-state-changelog"), 0, 0, "hr1 operators-0 1")
+    consumer.commit(offsets=[mark], asynchronous=False)
     consumer.close()
+    other = Connection.of(RunConfig.model_fields["kafka"].default, "half-gone", address)
+    elsewhere = connection.consumer("else", "read.elsewhere")
+    elsewhere.commit(offsets=[TopicPartition(other.topic("steps"), 0, 1)], asynchronous=False)
+    elsewhere.close()
     rows = json.loads(ok("groups", "lag", "--run", "read", "--bootstrap", address, "--format", "json"))
     assert rows == [{"group": "batch", "topic": "ledger", "partition": 0, "position": 1, "end": 3, "lag": 2}]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headrace.connectors import kafka_jars
 from headrace.connectors.kafka_cluster import Cluster, Plan
 from headrace.connectors.kafka_node import free_port
 from headrace.pipeline.cli.kafka import _advice
@@ -36,7 +38,7 @@ def test_status_of_nothing_of_stopped_nodes_and_down_without_any(
     cluster = noted(tmp_path / "k", nodes=3)
     assert headrace("status", "--folder", str(cluster.folder), "--format", "json") == 1
     answer = json.loads(capsys.readouterr().out)
-    assert answer["running"] is False and [node["pid"] for node in answer["nodes"]] == [0, 0, 0]
+    assert answer["running"] is False and [node["pid"] for node in answer["nodes"]] == [None] * 3
     assert headrace("status", "--folder", str(cluster.folder)) == 1
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert headrace("down", "--folder", str(cluster.folder)) == 0
@@ -65,6 +67,19 @@ def test_missing_jars_and_java_end_with_what_to_do(
     assert headrace("up", "--folder", str(tmp_path / "k"), "--libs", str(tmp_path)) == 78
     assert "holds no jars" in capsys.readouterr().err
     assert not (tmp_path / "k" / "cluster.json").exists()
+
+
+def test_up_again_needs_no_word_of_what_the_cluster_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, plans = noted(tmp_path / "k", nodes=3), []
+    monkeypatch.setattr(kafka_jars, "find_java", lambda: "java")
+    monkeypatch.setattr(kafka_jars, "find_libs", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(Cluster, "up", lambda self, plan, *_, **__: plans.append(plan) or [])
+    for words in ([], ["--nodes", "1", "--port", "7"], ["--secure"]):
+        assert headrace("up", "--folder", str(cluster.folder), *words) == 0
+    assert plans == [cluster.plan(), Plan(port=7), replace(plans[0], secure=True, users=plans[2].users)]
+    assert "trainer" in plans[2].users and capsys.readouterr().out.count("runs already") == 3
 
 
 def test_what_up_advises_can_be_pasted(tmp_path: Path) -> None:

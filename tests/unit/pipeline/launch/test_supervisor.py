@@ -198,9 +198,15 @@ def test_what_parts_say_that_they_wait_for_can_be_asked(supervisor: Supervisor) 
     waits = "print('12:00:00 waiting for the object store: s3://b: refused', flush=True)"
     supervisor.start(part(f"{waits}; {WAITS}; ", "busy"))
     supervisor.start(part(f"import sys; {waits}; sys.stdin.read()", "waits"))
+    kafka = waits.replace("the object store: s3://b", "Kafka at k:9092")
+    supervisor.start(part(f"import sys; {kafka}; sys.stdin.read()", "starts"))
     until(lambda: "refused" in supervisor.log_of("waits").read_text(), supervisor)
+    until(lambda: "refused" in supervisor.log_of("starts").read_text(), supervisor)
     until(lambda: "up" in supervisor.log_of("busy").read_text(), supervisor)
-    assert supervisor.waiting() == {"waits": "12:00:00 waiting for the object store: s3://b: refused"}
+    assert supervisor.waiting() == {
+        "waits": "12:00:00 waiting for the object store: s3://b: refused",
+        "starts": "12:00:00 waiting for Kafka at k:9092: refused",
+    }
 
 
 def test_a_part_that_ended_well_too_early_can_be_revived(supervisor: Supervisor, tmp_path: Path) -> None:
