@@ -37,6 +37,9 @@ SEGMENT_BYTES = 8 << 20
 _FORMAT = "headrace-layout/1"
 _ALIGN = 64
 _LARGEST_TABLE = 64 << 20
+_LARGEST_SEGMENT = 1 << 31
+"""Bytes. Objects count the elements of a segment and the bytes of a frame in 32 bits."""
+_LARGEST_NUMBER = 1 << 62
 _VIEWS: dict[str, str] = {
     "bfloat16": "<u2",
     "float16": "<f2",
@@ -131,10 +134,13 @@ class Layout:
         """The layout of weights given as raw bits.
 
         named_arrays: name -> array whose shape is the tensor's and whose item size is the dtype's width (uint16 for
-        bfloat16). dtypes: name -> torch's name of the dtype. segment_bytes: a multiple of 64. Raises LayoutMismatch.
+        bfloat16). dtypes: name -> torch's name of the dtype. segment_bytes: a multiple of 64, at most 2 GiB. Raises
+        LayoutMismatch.
         """
-        if segment_bytes <= 0 or segment_bytes % _ALIGN:
-            raise LayoutMismatch(f"segment_bytes is {segment_bytes}: take a positive multiple of {_ALIGN}")
+        if segment_bytes % _ALIGN or not 0 < segment_bytes <= _LARGEST_SEGMENT:
+            raise LayoutMismatch(
+                f"segment_bytes is {segment_bytes}: take a positive multiple of {_ALIGN}, at most {_LARGEST_SEGMENT}"
+            )
         if set(named_arrays) != set(dtypes):
             odd = sorted(set(named_arrays) ^ set(dtypes))[:5]
             raise LayoutMismatch(f"arrays and dtypes name different tensors: {', '.join(odd)}")
@@ -257,14 +263,14 @@ def _check(tensors: tuple[Tensor, ...], segments: tuple[Segment, ...]) -> None:
     """Raise DeltaCorrupt unless segments tile the image and tensors lie in it in order, in segments of their width."""
     at = 0
     for segment in segments:
-        whole = segment.offset == at and segment.nbytes > 0 and segment.nbytes % _ALIGN == 0
+        whole = segment.offset == at and 0 < segment.nbytes <= _LARGEST_SEGMENT and segment.nbytes % _ALIGN == 0
         if not whole or segment.width not in (1, 2, 4, 8):
             raise DeltaCorrupt(f"layout table: segment {segment.index} does not follow its predecessor")
         at += segment.nbytes
     widths = [(segment.offset, segment.offset + segment.nbytes, segment.width) for segment in segments]
     place, covered = 0, 0
     for tensor in tensors:
-        known = tensor.dtype in _VIEWS and all(n >= 0 for n in tensor.shape)
+        known = tensor.dtype in _VIEWS and all(0 <= n < _LARGEST_NUMBER for n in tensor.shape)
         if not known or tensor.offset < covered or tensor.offset % _ALIGN or _end(tensor) > at:
             raise DeltaCorrupt(f"layout table: tensor {tensor.name[:80]!r} does not fit")
         covered = _end(tensor)

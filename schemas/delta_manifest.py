@@ -20,6 +20,7 @@ __all__ = (
     "DeltaKeys",
     "ShardRef",
     "WeightManifest",
+    "check_manifest",
     "check_refs",
     "is_time",
     "read_refs",
@@ -180,7 +181,7 @@ class WeightManifest:
             body["delta"], body["full"] = read_refs(body["delta"]), read_refs(body["full"])
             body["changed"] = tuple(body["changed"])
             manifest = cls(**body)
-            _check(manifest)
+            check_manifest(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DeltaCorrupt(f"manifest cannot be read: {error}") from error
         return manifest, sha256
@@ -254,7 +255,7 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _check(manifest: WeightManifest) -> None:
+def check_manifest(manifest: WeightManifest) -> None:
     """Raise ValueError when a field cannot be true; types included, JSON has its own ideas of numbers."""
     numbers = ("version", "lineage", "batch", "parent", "newest_full", "elements", "published_ms")
     if not all(type(getattr(manifest, name)) is int for name in numbers):

@@ -20,7 +20,7 @@ from headrace.connectors.stores.image import load_image
 from headrace.connectors.stores.sparsity import changed_by_role
 from headrace.connectors.stores.store import AlreadyExists, ObjectStore, StoreError
 from headrace.schemas.delta_layout import DeltaError, Layout, LayoutMismatch
-from headrace.schemas.delta_manifest import CommittedVersion, ShardRef, WeightManifest
+from headrace.schemas.delta_manifest import CommittedVersion, ShardRef, WeightManifest, check_manifest
 from headrace.schemas.delta_shard import root_of
 from headrace.schemas.delta_steps import Kernels
 from headrace.trainers.version_share import Draft, ShareReport, VersionShare
@@ -30,6 +30,7 @@ __all__ = ("Attempt", "DeltaPublisher", "VersionCommits", "VersionTaken", "settl
 _HINT_EVERY = 16
 _ANNOUNCED = 64 << 10
 _STALE_AFTER = 1800.0
+_TOO_MANY_VERSIONS = 10**12
 
 
 class VersionTaken(DeltaError):
@@ -51,10 +52,12 @@ class VersionCommits:
     """Rank 0's part of publishing: decides what a version consists of, and commits it by creating its manifest.
 
     full_every: a full goes beside the delta when the newest full is this many versions old. It touches no weights, so
-    it serves one rank as well as many.
+    it serves one rank as well as many. Raises LayoutMismatch for a model without weights.
     """
 
     def __init__(self, store: ObjectStore, run: str, policy: str, layout: Layout, full_every: int = 20) -> None:
+        if not layout.nbytes:
+            raise LayoutMismatch(f"policy {policy} of run {run} has no weights to publish: its layout has no elements")
         self.chain = Chain(store, run, policy)
         self._store = store
         self._layout = layout
@@ -85,8 +88,9 @@ class VersionCommits:
 
     def draft(self, version: int, lineage: int, parent: CommittedVersion | None, kind: Kind = None) -> Draft:
         """What every rank has to upload for a version (see ``DeltaPublisher.publish``). Raises ValueError."""
-        if version <= (parent.version if parent else -1):
-            raise ValueError(f"version {version} does not follow its parent {parent.version if parent else None}")
+        before = parent.version if parent else -1
+        if type(version) is not int or not before < version < _TOO_MANY_VERSIONS:
+            raise ValueError(f"version {version} is no number that follows its parent's {before}")
         if parent is None and kind == "delta":
             raise ValueError("a delta needs a parent")
         newest = self.chain.link(parent.version, parent.manifest_sha256).manifest.newest_full if parent else version
@@ -115,7 +119,11 @@ class VersionCommits:
         )
 
     def commit(self, manifest: WeightManifest) -> CommittedVersion:
-        """Create the manifest; done already is fine. Raises VersionTaken and the store's errors."""
+        """Create the manifest; done already is fine.
+
+        Raises VersionTaken, the store's errors, and ValueError for a manifest that no reader would accept.
+        """
+        check_manifest(manifest)
         keys = self.chain.keys
         body, sha256 = manifest.to_bytes()
         if not self._layout_stored:

@@ -113,6 +113,9 @@ def test_a_table_of_absurd_size_is_refused_unread() -> None:
         (("tensors", 1, 0), "a"),
         (("tensors", 2, 3), 10**9),
         (("tensors", 0, 2), [10**30]),
+        (("tensors", 0, 2), [0, 10**30]),
+        (("segments", -1, 1), 1 << 40),
+        (("segments", -1, 1), 1 << 70),
     ],
 )
 def test_tables_that_contradict_themselves_are_refused(where: tuple[str, int, int], value: Any) -> None:
@@ -159,6 +162,7 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_copied() -> None:
     [
         ({"a": np.zeros(4, np.uint16)}, {"a": "bfloat16"}, 0, "segment_bytes is 0"),
         ({"a": np.zeros(4, np.uint16)}, {"a": "bfloat16"}, 100, "positive multiple of 64"),
+        ({"a": np.zeros(4, np.uint16)}, {"a": "bfloat16"}, (1 << 31) + 64, "at most 2147483648"),
         ({"a": np.zeros(4, np.uint16)}, {"b": "bfloat16"}, 64, "different tensors: a, b"),
         ({"a": np.zeros(4, np.uint16)}, {"a": "complex64"}, 64, "dtype 'complex64'; known are bfloat16"),
         ({"a": np.zeros(4, np.float32)}, {"a": "bfloat16"}, 64, "2 bytes an element. but comes as float32"),
