@@ -90,7 +90,7 @@ class VersionCommits:
         """What every rank has to upload for a version (see ``DeltaPublisher.publish``). Raises ValueError."""
         before = parent.version if parent else -1
         if type(version) is not int or not before < version < _TOO_MANY_VERSIONS:
-            raise ValueError(f"version {version} is no number that follows its parent's {before}")
+            raise ValueError(f"version {version!r} does not follow its parent's {before} as a number")
         if parent is None and kind == "delta":
             raise ValueError("a delta needs a parent")
         newest = self.chain.link(parent.version, parent.manifest_sha256).manifest.newest_full if parent else version
