@@ -12,26 +12,19 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.pipeline.capture.episode import CapturedEpisode, SamplingRule
-from headrace.pipeline.capture.server import CaptureServer
+from headrace.pipeline.capture.episode import CapturedEpisode
 from headrace.pipeline.environments.process_tree import end_tree, exit_status
 from headrace.pipeline.rewards.reward import Completion
+from headrace.pipeline.workflows.captured import Captured, CapturedOptions, Outcome
 from headrace.pipeline.workflows.multi_turn import episode_seed
-from headrace.pipeline.workflows.workflow import (
-    EpisodeFailed,
-    PolicySession,
-    Scoring,
-    WorkflowOptions,
-    trajectory_of,
-)
+from headrace.pipeline.workflows.workflow import EpisodeFailed, Scoring
 from headrace.schemas.parts import Reward
-from headrace.schemas.records import Task, Trajectory
+from headrace.schemas.records import Task
 
 __all__ = ("Program", "ProgramOptions")
 
@@ -40,7 +33,7 @@ _SAID = 1500
 _NO_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
-class ProgramOptions(WorkflowOptions):
+class ProgramOptions(CapturedOptions):
     """Options of ``program``: one of ``command`` and ``call``."""
 
     command: list[str] = Field(default_factory=list)
@@ -51,16 +44,8 @@ class ProgramOptions(WorkflowOptions):
     reward: Literal["stream", "program"] = "stream"
     """``stream``: the stream's reward of the last reply, or of the result's ``completion``; ``program``: the result's
     ``reward``, a number or named numbers."""
-    sampling: SamplingRule = "task"
-    """Whose temperature, top_p and top_k are in force: the run's, or what the client asks for."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of the program."""
-    parallel: int = Field(32, ge=1)
-    """Programs at a time; an episode beyond waits."""
-    listen: str = "127.0.0.1"
-    """Address of the endpoint, for programs that run elsewhere."""
-    max_sequences: int = Field(256, ge=1)
-    """An episode with more sequences fails: its contexts do not extend each other."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "ProgramOptions":
@@ -69,59 +54,21 @@ class ProgramOptions(WorkflowOptions):
         return self
 
 
-class Program:
+class Program(Captured):
     """See the module."""
 
     Options = ProgramOptions
 
     def __init__(self, options: ProgramOptions) -> None:
+        super().__init__(options)
         self._options = options
-        self._server: CaptureServer | None = None
-        self._starting = asyncio.Lock()
-        self._room = asyncio.Semaphore(options.parallel)
 
-    async def run(self, task: Task, engines: Mapping[int, PolicySession], rewards: Scoring) -> Trajectory:
+    async def play(self, task: Task, episode: CapturedEpisode, url: str, key: str, rewards: Scoring) -> Outcome:
         """Run the program once. Raises EpisodeFailed when it fails, samples nothing, or gives no reward."""
-        started = time.time_ns() // 1_000_000
-        server = await self._serving()
-        episode = CapturedEpisode(engines, task.sampling, self._options.sampling)
-        url, key = server.open(episode)
-        try:
-            async with self._room:
-                result = await self._result(task, url, key)
-        finally:
-            server.close_episode(key)
-        sequences = episode.sequences()
-        if not sequences:
-            raise EpisodeFailed("the program ended without one call of OPENAI_BASE_URL", "tool_error")
-        if len(sequences) > self._options.max_sequences:
-            raise EpisodeFailed(
-                f"{episode.calls} calls made {len(sequences)} sequences, workflow_options.max_sequences is "
-                f"{self._options.max_sequences}: each changes the history of the one before"
-            )
+        result = await self._result(task, url, key)
+        self.sampled(episode)
         text = str(result.get("completion", episode.last_text))
-        return trajectory_of(
-            task,
-            sequences,
-            await self._scores(task, text, episode, result, rewards),
-            started_ms=started,
-            prompt_text=task.prompt.prompt or "\n".join(m.content for m in task.prompt.messages),
-            completion_text=text,
-            metrics={"calls": float(episode.calls), "sequences_per_trajectory": float(len(sequences))},
-        )
-
-    async def close(self) -> None:
-        """End the endpoint."""
-        if self._server is not None:
-            await self._server.close()
-
-    async def _serving(self) -> CaptureServer:
-        async with self._starting:
-            if self._server is None:
-                server = CaptureServer()
-                await server.start(self._options.listen)
-                self._server = server
-        return self._server
+        return Outcome(completion=text, rewards=await self._scores(task, text, episode, result, rewards))
 
     async def _result(self, task: Task, url: str, key: str) -> dict[str, Any]:
         options = self._options
