@@ -1,23 +1,23 @@
 """The process in which one environment lives: an episode at a time, ended from outside when it hangs.
 
 Goes in: pickled (what, arguments), one a frame; comes out: (value, error text) for each but ``close``. What an
-environment prints goes to standard error; when the parent dies, standard input closes and this process exits.
+environment prints goes to standard error, what it reads is empty; when the parent dies, the calls end and this process
+with all that the environment started exits.
 """
 
-import os
+import json
 import queue
 import sys
-import threading
 from typing import Any
 
 from headrace.pipeline.environments.environment import (
     Environment,
     EnvironmentFailed,
-    Observation,
     guarded,
     make_environment,
+    observed,
 )
-from headrace.pipeline.rewards.child import feed, write_frame
+from headrace.pipeline.rewards.child import connected, write_frame
 
 __all__ = ("serve",)
 
@@ -36,17 +36,20 @@ class _Held:
             self._environment = guarded(self._name, what, make_environment, *arguments)
             return None
         value = guarded(self._name, what, getattr(self._environment, what), *arguments)
-        if what != "close" and not isinstance(value, Observation):
-            raise EnvironmentFailed(f"environment {self._name}: {what} returned {value!r:.100}, no Observation")
-        return (value, getattr(self._environment, "tools", None)) if what == "reset" else value
+        if what == "close":
+            return None
+        seen = observed(self._name, what, value)
+        return (seen, guarded(self._name, "tools", self._tools)) if what == "reset" else seen
+
+    def _tools(self) -> Any:
+        """The tools in plain types: they are unpickled in the worker."""
+        return json.loads(json.dumps(getattr(self._environment, "tools", None), default=str))
 
 
 def serve() -> None:
-    """Answer calls until standard input closes."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    """Answer calls until they end."""
     calls: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=feed, args=(calls,), name="calls", daemon=True).start()
+    out = connected(calls)
     held = _Held()
     while True:
         what, arguments = calls.get()

@@ -4,6 +4,8 @@ A workflow drives it: ``reset``, then ``step`` until ``done``, then ``close``. A
 time and keeps nothing outside itself, so that a hung one can be killed with its process and replaced.
 """
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -14,9 +16,20 @@ from headrace.connectors.plugins import load
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.records import Prompt
 
-__all__ = ("Environment", "EnvironmentFailed", "EnvironmentOptions", "Observation", "guarded", "make_environment")
+__all__ = (
+    "Environment",
+    "EnvironmentFailed",
+    "EnvironmentOptions",
+    "Observation",
+    "guarded",
+    "make_environment",
+    "observed",
+)
 
 T = TypeVar("T")
+
+_MOST_CHARACTERS = 4 << 20
+"""Of an observation: no context holds more, and the worker stands still while a text is tokenised."""
 
 
 class EnvironmentFailed(HeadraceError):
@@ -75,8 +88,37 @@ def guarded(name: str, what: str, call: Callable[..., T], *arguments: Any) -> T:
     """The result of a call of an environment's. Raises EnvironmentFailed for whatever it raises."""
     try:
         return call(*arguments)
-    except Exception as error:  # the seam to environments: what a plug-in raises ends its episode and no other
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the seam to environments: what a plug-in raises ends its episode and no other
         raise EnvironmentFailed(f"environment {name}: {what} raised {type(error).__name__}: {error}") from error
+
+
+def observed(name: str, what: str, value: object) -> Observation:
+    """What a call returned, in plain types that can travel. Raises EnvironmentFailed for what is no Observation."""
+    if not isinstance(value, Observation):
+        raise EnvironmentFailed(f"environment {name}: {what} returned {value!r:.100}, no Observation")
+    made = guarded(name, f"the answer of {what}", _plain, value)
+    problem = ""
+    if not math.isfinite(made.reward):
+        problem = f"reward {made.reward}: a reward is a finite number"
+    elif made.agent not in ("", "begin", "end"):
+        problem = f"agent {made.agent!r}: it is empty, begin or end"
+    elif len(made.text) > _MOST_CHARACTERS:
+        problem = f"a text of {len(made.text)} characters, at most {_MOST_CHARACTERS} are taken"
+    if problem:
+        raise EnvironmentFailed(f"environment {name}: {what} returned {problem}")
+    return made
+
+
+def _plain(seen: Observation) -> Observation:
+    if not isinstance(seen.text, str):
+        raise TypeError(f"the text is {seen.text!r:.100}")
+    if isinstance(seen.reward, str | bytes):
+        raise TypeError(f"the reward is {seen.reward!r:.100}")
+    seen.text.encode("utf-8")  # half a surrogate pair cannot be tokenised
+    details = json.loads(json.dumps(dict(seen.details), default=str))
+    return Observation(seen.text, float(seen.reward), bool(seen.done), details, seen.agent)
 
 
 def make_environment(name: str, options: Mapping[str, Any]) -> Environment:
@@ -87,4 +129,8 @@ def make_environment(name: str, options: Mapping[str, Any]) -> Environment:
         made: Environment = found(model.model_validate(dict(options))) if model is not None else found(**options)
     except (ValidationError, TypeError) as error:
         raise ConfigurationError(f"environment_options for environment {name!r}: {error}") from error
+    except HeadraceError:
+        raise
+    except Exception as error:  # the seam to environments: one that cannot be made is refused by its name
+        raise ConfigurationError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
     return made

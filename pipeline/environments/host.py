@@ -13,8 +13,14 @@ from io import BytesIO
 from typing import Any, Protocol
 
 from headrace.connectors.plugins import load
-from headrace.pipeline.environments.environment import EnvironmentFailed, Observation, guarded, make_environment
-from headrace.pipeline.environments.process_tree import exit_status
+from headrace.pipeline.environments.environment import (
+    EnvironmentFailed,
+    Observation,
+    guarded,
+    make_environment,
+    observed,
+)
+from headrace.pipeline.environments.process_tree import end_group, exit_status
 from headrace.pipeline.rewards.child import take_frame, write_frame
 from headrace.schemas.records import Prompt
 
@@ -135,8 +141,7 @@ class _Inline:
         self._environment.close()
 
     def _told(self, what: str, *arguments: Any) -> Observation:
-        seen: Observation = guarded(self._name, what, getattr(self._environment, what), *arguments)
-        return seen
+        return observed(self._name, what, guarded(self._name, what, getattr(self._environment, what), *arguments))
 
 
 class _Hosted:
@@ -196,6 +201,7 @@ class _Process:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
         )
 
@@ -220,13 +226,12 @@ class _Process:
         self._process.stdin.write(frame.getvalue())
 
     def kill(self) -> None:
-        """End it now."""
+        """End it now, with what it started."""
         if not self.dead:
             self.dead = True
             assert self._process.stdin is not None
             self._process.stdin.close()
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            end_group(self._process.pid, waited_for=self._process.returncode is not None)
 
     async def gone(self) -> int:
         """Exit status of one that has died or was killed, once it has."""

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Usage", "end_tree", "exit_status", "tree", "usage")
+__all__ = ("Usage", "end_group", "end_tree", "exit_status", "tree", "usage")
 
 _HELD = ("RssAnon:", "RssShmem:")
 
@@ -55,6 +55,17 @@ def end_tree(pid: int) -> None:
     for one in reversed(tree(pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(one, signal.SIGKILL)
+
+
+def end_group(pid: int, *, waited_for: bool) -> None:
+    """SIGKILL to a process that leads a session, to all below it, and to all of its group that it left behind.
+
+    waited_for: it has ended and its status was taken, so that its own number may be another's by now.
+    """
+    if not waited_for:
+        end_tree(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 async def exit_status(process: asyncio.subprocess.Process) -> int:

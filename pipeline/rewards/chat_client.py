@@ -26,6 +26,13 @@ __all__ = ("ChatClient", "ChatOptions", "JudgeUnavailable")
 
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 _LONGEST_PAUSE = 30.0
+_MOST_BYTES = 16 << 20
+"""Of an answer."""
+
+
+_UNUSABLE = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+             RecursionError)  # fmt: skip
+"""What a connection, or an answer of another shape than OpenAI's, ends in."""
 
 
 class JudgeUnavailable(HeadraceError):
@@ -35,7 +42,7 @@ class JudgeUnavailable(HeadraceError):
 class ChatOptions(RewardOptions):
     """Where the judge is and how it may be used."""
 
-    timeout_seconds: float = 120.0
+    timeout_seconds: float = Field(120.0, gt=0)
     base_url: str
     """Of the endpoint, up to and with ``/v1``."""
     model: str
@@ -119,12 +126,11 @@ class ChatClient:
             try:
                 return self._text(self._sent(raw))
             except urllib.error.HTTPError as error:
-                said = error.read(300).decode("utf-8", "replace")
-                problem = f"status {error.code}: {said}"
+                problem = f"status {error.code}: {_said(error)}"
                 pause = _retry_after(error.headers.get("Retry-After"), pause)
                 if error.code not in _AGAIN:
                     break
-            except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
+            except _UNUSABLE as error:
                 problem = f"{type(error).__name__}: {error}"
             if number + 1 < self._options.tries:
                 self._sleep(pause)
@@ -137,10 +143,22 @@ class ChatClient:
         url = self._options.base_url.rstrip("/") + "/chat/completions"
         request = urllib.request.Request(url, data=raw, headers=headers, method="POST")
         with urllib.request.urlopen(request, timeout=self._options.call_seconds) as answer:
-            found = json.load(answer)
+            found = json.loads(self._body(answer))
         if not isinstance(found, dict):
             raise TypeError(f"the answer is no JSON object: {str(found)[:100]}")
         return found
+
+    def _body(self, answer: Any) -> bytes:
+        """All of an answer within the time for one try. Raises TimeoutError, also where it comes drop by drop."""
+        end = self._now() + self._options.call_seconds
+        body = bytearray()
+        while data := answer.read1(1 << 16):
+            body += data
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"the answer is longer than {_MOST_BYTES} bytes")
+            if self._now() > end:
+                raise TimeoutError(f"the answer did not end within {self._options.call_seconds:g} s")
+        return bytes(body)
 
     def _text(self, answer: dict[str, Any]) -> str:
         usage = answer.get("usage") or {}
@@ -163,6 +181,14 @@ class ChatClient:
             self._next = turn + 60 / self._options.requests_per_minute
         if (pause := turn - self._now()) > 0:
             self._sleep(pause)
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The beginning of what a refusal says; a refusal whose words do not arrive is one all the same."""
+    try:
+        return error.read(300).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as lost:
+        return f"({type(lost).__name__} while it was read)"
 
 
 def _retry_after(given: str | None, pause: float) -> float:

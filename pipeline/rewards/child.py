@@ -1,13 +1,14 @@
 """The process in which rewards run: reads calls from standard input, writes results, lives as long as its parent.
 
 Goes in: pickled (reward name, options, prompt, completion), one a frame; comes out: ``None`` once the reward is
-loaded, then (parts, error text). A reward that hangs is ended from outside; when the parent dies, standard input
-closes and this process exits even while a reward runs.
+loaded, then (parts, error text). A reward that hangs is ended from outside; when the parent dies, the calls end and
+this process exits even while a reward runs, with all that it started.
 """
 
 import os
 import pickle
 import queue
+import signal
 import struct
 import threading
 from typing import IO, Any
@@ -15,7 +16,7 @@ from typing import IO, Any
 from headrace.pipeline.rewards.reward import RewardFailed, call_group_reward, call_reward, load_reward
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("feed", "take_frame", "write_frame")
+__all__ = ("connected", "feed", "take_frame", "write_frame")
 
 _LENGTH = struct.Struct("<I")
 
@@ -39,22 +40,36 @@ def take_frame(buffer: bytearray) -> tuple[Any] | None:
     return (value,)
 
 
-def feed(calls: "queue.Queue[Any]") -> None:
-    """Put every call that arrives into the queue; end the process, whatever it does, when standard input closes."""
+def connected(calls: "queue.Queue[Any]") -> IO[bytes]:
+    """The stream for results, with a thread that puts every call that arrives into the queue.
+
+    Plug-ins and what they start find nothing on standard input, which would be calls, and print to standard error.
+    """
+    source, out = os.dup(0), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    threading.Thread(target=feed, args=(calls, source), name="calls", daemon=True).start()
+    return out
+
+
+def feed(calls: "queue.Queue[Any]", source: int = 0) -> None:
+    """Put every call that arrives into the queue; when they end, end the process, whatever it does, and its group."""
     buffer = bytearray()
-    while data := os.read(0, 1 << 16):
+    while data := os.read(source, 1 << 16):
         buffer += data
         while (frame := take_frame(buffer)) is not None:
             calls.put(frame[0])
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
 def main() -> None:
-    """Serve calls until standard input closes. What rewards print goes to standard error."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    """Serve calls until they end."""
     calls: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=feed, args=(calls,), name="calls", daemon=True).start()
+    out = connected(calls)
     loaded: dict[str, Any] = {}
     while True:
         name, options, prompt, completion = calls.get()

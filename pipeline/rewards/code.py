@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from headrace.pipeline.environments.sandbox import Sandbox, SandboxOptions
 from headrace.pipeline.rewards.reward import Completion, Graded, RewardOptions
 from headrace.schemas.records import Prompt
@@ -24,7 +26,7 @@ _FENCE = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.S
 class CodeOptions(RewardOptions):
     """Options of ``code``."""
 
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = Field(60.0, gt=0)
     tests_column: str = "tests"
     """Column of the prompt with the tests; empty: the answer is the output expected without input."""
     partial: bool = True

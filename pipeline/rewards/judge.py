@@ -22,7 +22,8 @@ __all__ = ("Judge", "JudgeOptions", "Pairwise", "PairwiseOptions", "Ranking", "q
 
 _Answer = TypeVar("_Answer")
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_MARKED = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+"""A mark, of 8, 8/10 and 8 out of 10 the 8."""
 _MARK = "Question:\n{question}\n\nReference answer (may be empty):\n{answer}\n\nReply to be judged:\n{completion}\n\n"
 _PAIR = "Question:\n{question}\n\nReference answer (may be empty):\n{answer}\n\nReply A:\n{a}\n\nReply B:\n{b}\n\n"
 _LIST = "Question:\n{question}\n\nReference answer (may be empty):\n{answer}\n\n{replies}\n\n"
@@ -90,7 +91,7 @@ class Judge(_Judging):
 
         def marked(completion: Completion) -> Graded:
             said = self._ask(_filled(_MARK, prompt, completion=completion.text), task)
-            found = _NUMBER.findall(said)
+            found = _MARKED.findall(said.rpartition("</think>")[2])
             mark = float(found[-1]) if found else None
             if mark is None or not low <= mark <= high:
                 raise ValueError(f"judge {self._options.model} gave no mark from {low:g} to {high:g}: {said[:200]!r}")
@@ -121,7 +122,7 @@ class Pairwise(_Judging):
         def better(order: tuple[int, int]) -> float:
             a, b = (completions[i].text for i in order)
             said = self._ask(_filled(_PAIR, prompt, a=a, b=b), "Which reply is better? Answer A, B or tie alone.")
-            word = said.strip().strip(".\"'*()").upper()
+            word = said.rpartition("</think>")[2].strip().strip(".\"'*()").upper().removeprefix("REPLY ")
             if word not in ("A", "B", "TIE"):
                 raise ValueError(f"judge {self._options.model} answered neither A, B nor tie: {said[:200]!r}")
             return {"A": 1.0, "B": 0.0, "TIE": 0.5}[word]
@@ -154,7 +155,7 @@ class Ranking(_Judging):
             said = self._ask(_filled(_LIST, prompt, replies=replies), task)
         except JudgeUnavailable as error:
             raise RewardFailed(str(error)) from error
-        order = [int(number) for number in re.findall(r"\d+", said)]
+        order = [int(number) for number in re.findall(r"\d+", said.rpartition("</think>")[2])]
         if sorted(order) != list(range(1, count + 1)):
             raise RewardFailed(f"judge {self._options.model} gave no order of {count} replies: {said[:200]!r}")
         worth = {reply: 1.0 if count == 1 else 1 - place / (count - 1) for place, reply in enumerate(order)}

@@ -6,6 +6,8 @@ comparison is math-verify's, in a process of its own, because it uses signals an
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from headrace.pipeline.rewards.reward import Completion, RewardOptions
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Prompt
@@ -16,7 +18,7 @@ __all__ = ("Math", "MathOptions")
 class MathOptions(RewardOptions):
     """Options of ``math``."""
 
-    timeout_seconds: float = 15.0
+    timeout_seconds: float = Field(15.0, gt=0)
     need_stop: bool = True
     """A completion that was cut off has not answered."""
 

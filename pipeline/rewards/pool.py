@@ -13,8 +13,10 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+from headrace.pipeline.environments.process_tree import end_group
 from headrace.pipeline.rewards.child import take_frame, write_frame
 from headrace.pipeline.rewards.reward import Completion, RewardFailed
 from headrace.schemas.records import Prompt
@@ -66,7 +68,7 @@ class RewardPool:
             self.killed += 1
             raise RewardFailed(f"reward {name} did not return within {timeout:g} s; its process was killed") from None
         except (EOFError, OSError):
-            code = child.kill()
+            code = child.kill(patience=1.0)
             raise RewardFailed(f"reward {name}: its process died (exit status {code})") from None
         finally:
             self._all.remove(child)
@@ -100,6 +102,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
         assert self._process.stdin is not None
         write_frame(self._process.stdin, call)
@@ -118,12 +121,16 @@ class _Child:
             self._buffer += data
         return frame[0]
 
-    def kill(self) -> int | None:
+    def kill(self, patience: float = 0.0) -> int | None:
+        """End it with what it started, ``patience`` seconds after it was seen to end; its exit status."""
         process, self._process = self._process, None
         self._buffer.clear()
         if process is None:
             return None
-        process.kill()
+        if patience:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+        end_group(process.pid, waited_for=process.returncode is not None)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()

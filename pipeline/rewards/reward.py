@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.connectors.plugins import load
 from headrace.schemas.errors import ConfigurationError, HeadraceError
@@ -50,7 +50,7 @@ class Graded(dict[str, float]):
 
     def __init__(self, parts: Mapping[str, float], details: Mapping[str, str] | None = None) -> None:
         super().__init__(parts)
-        self.details = dict(details or {})
+        self.details = {str(part): str(said) for part, said in (details or {}).items()}
 
 
 class RewardOptions(BaseModel):
@@ -58,7 +58,7 @@ class RewardOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    timeout_seconds: float = 10.0
+    timeout_seconds: float = Field(10.0, gt=0)
     """Time for one call; a reward in a process of its own is killed then."""
 
 
@@ -90,6 +90,10 @@ def load_reward(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         reward: Callable[..., Any] = made(model.model_validate(dict(options)))
     except ValidationError as error:
         raise ConfigurationError(f"streams.S.reward_options for reward {name!r}: {error}") from error
+    except HeadraceError:
+        raise
+    except Exception as error:  # the seam to rewards: one that cannot be made is refused by its name
+        raise ConfigurationError(f"reward {name!r} cannot be made: {type(error).__name__}: {error}") from error
     return reward
 
 
@@ -133,7 +137,9 @@ def _called(name: str, reward: Callable[..., Any], *arguments: Any) -> Any:
         return reward(*arguments)
     except RewardFailed as error:
         raise RewardFailed(f"reward {name}: {error}") from error
-    except Exception as error:  # the seam to rewards: any failure of a plug-in excludes what it was to score, no more
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the seam to rewards: any failure of one excludes what it was to score, no more
         raise RewardFailed(f"reward {name} raised {type(error).__name__}: {error}") from error
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.pipeline.evaluation import EVALUATION_STREAM
@@ -28,6 +29,9 @@ from headrace.schemas.records import Prompt
 
 __all__ = ("Scorer",)
 
+_THREADS = 32
+"""Calls at a time of rewards that wait for a server."""
+
 
 class Scorer:
     """The rewards of a run. Raises ConfigurationError for an unknown reward of a stream or of evaluation."""
@@ -38,6 +42,8 @@ class Scorer:
         self._group_options = {n: s.group_reward_options for n, s in config.streams.items()}
         self._group_rewards = {n: s.group_reward for n, s in config.streams.items()}
         self._pool: RewardPool | None = None
+        # threads of their own: one that hangs must not keep the worker from reading, writing and ending
+        self._threads = ThreadPoolExecutor(_THREADS, "waiting-reward")
         self._spent: Counter[str] = Counter()
         self._loaded: dict[tuple[str, str, bool], Any] = {}
         for name, section in config.streams.items():
@@ -60,9 +66,7 @@ class Scorer:
         parts: Graded = await self._called(call_reward, prompt.reward, reward, options, prompt, completion)
         return [Reward(name=n, value=v, role=role, detail=parts.details.get(n, "")) for n, v in parts.items()]
 
-    async def score_group(
-        self, prompt: Prompt, completions: Sequence[Completion]
-    ) -> list[list[Reward] | RewardFailed]:
+    async def score_group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[list[Reward] | RewardFailed]:
         """Reward parts of every completion of a group, or why it has none. Raises RewardFailed when none has any."""
         name = self._group_rewards.get(prompt.stream) or prompt.reward
         group = bool(self._group_rewards.get(prompt.stream))
@@ -86,7 +90,8 @@ class Scorer:
         return {name: float(amount) for name, amount in new.items()}
 
     def close(self) -> None:
-        """End the processes of the pool."""
+        """End the processes of the pool, and wait for no thread."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.close()
 
@@ -97,12 +102,12 @@ class Scorer:
         isolation = getattr(reward, "isolation", "process")
         if isolation == "inline":
             return call(name, reward, prompt, completions)
-        model = getattr(reward, "Options", RewardOptions)
-        timeout = float(options.get("timeout_seconds", model.model_fields["timeout_seconds"].default))
+        timeout = _seconds(reward, options)
         if isolation == "thread":
             try:
                 async with asyncio.timeout(timeout):
-                    return await asyncio.to_thread(call, name, reward, prompt, completions)
+                    loop = asyncio.get_running_loop()
+                    return await loop.run_in_executor(self._threads, call, name, reward, prompt, completions)
             except TimeoutError:
                 raise RewardFailed(f"reward {name} did not return within {timeout:g} s") from None
         if self._pool is None:
@@ -115,3 +120,9 @@ class Scorer:
             options = (self._group_options if group else self._options).get(stream, {})
             self._loaded[key] = load_reward(name, options)
         return self._loaded[key]
+
+
+def _seconds(reward: Any, options: Mapping[str, Any]) -> float:
+    """Time for one call: the given one, else the reward's own default, else that of all rewards."""
+    fields = {**RewardOptions.model_fields, **getattr(reward, "Options", RewardOptions).model_fields}
+    return float(options.get("timeout_seconds", fields["timeout_seconds"].default))

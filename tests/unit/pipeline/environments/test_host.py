@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,8 +20,13 @@ from headrace.schemas.records import Prompt
 
 PROMPT = Prompt(prompt_id="1", stream="s", dataset="d", row=0, epoch=0, position=0, prompt="go")
 SOURCE = """
-import os, sys, time
+import asyncio, os, subprocess, sys, time
 from headrace.pipeline.environments.environment import Observation
+
+ODD = {
+    "reward nan": ("x", float("nan")), "reward none": ("x", None), "reward text": ("x", "5"), "text none": (None,),
+    "text half": ("a\\ud800",), "text long": ("w" * 5000000,), "agent": ("x", 0.0, False, {}, "boss"),
+}
 
 class Odd:
     tools = [{"type": "function", "function": {"name": "look"}}]
@@ -40,6 +46,16 @@ class Odd:
         if action == "raise": raise KeyError("gone \\ud800")
         if action == "nothing": return None
         if action == "slow": time.sleep(0.5)
+        if action.startswith("leave"):
+            left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            with open(os.environ["HANGS"].replace("hangs", "left"), "w") as file: file.write(str(left.pid))
+        if action == "leave and hang": time.sleep(3600)
+        if action == "leave and die": os._exit(5)
+        if action == "read": return Observation(f"read {len(sys.stdin.buffer.read())} bytes")
+        if action in ODD: return Observation(*ODD[action])
+        if action == "objects": return Observation("", details={"list": [1, 2], "own": self})
+        if action == "exit": raise SystemExit(3)
+        if action == "cancel": raise asyncio.CancelledError
         return Observation(action * 2, float(self.seed), done=action == "end", details={"pid": str(os.getpid())})
     def close(self):
         if self.closes == "raises": raise RuntimeError("cannot close")
@@ -58,10 +74,15 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def run(play: Callable[[EnvironmentHost], Coroutine[Any, Any, Any]], processes: int = 2, **options: Any) -> Any:
+def run(
+    play: Callable[[EnvironmentHost], Coroutine[Any, Any, Any]],
+    processes: int = 2,
+    seconds: float = 4.0,
+    **options: Any,
+) -> Any:
     async def all_of_it() -> Any:
         name = options.pop("name", "Odd")
-        host = EnvironmentHost(f"host_environments:{name}", options, processes=processes, step_seconds=4.0)
+        host = EnvironmentHost(f"host_environments:{name}", options, processes=processes, step_seconds=seconds)
         try:
             return await play(host)
         finally:
@@ -163,3 +184,63 @@ def test_inline_environments_run_here_with_the_same_failures() -> None:
     made, failed = run(play, name="Inline")
     assert made[1].details["pid"] == str(os.getpid())
     assert isinstance(failed, EnvironmentFailed) and "step raised KeyError" in str(failed)
+
+
+@pytest.mark.parametrize("action", ["leave and hang", "leave and die", "leave and end"])
+def test_what_an_environment_started_ends_with_its_process(action: str, tmp_path: Path) -> None:
+    async def play(host: EnvironmentHost) -> None:
+        await asyncio.gather(episode(host, action), return_exceptions=True)
+
+    run(play, seconds=2.0)
+    pid = int((tmp_path / "left").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text():
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("a process of an environment lives on")
+
+
+def test_what_an_environment_reads_is_empty_and_no_call_is_taken_from_it() -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        return await episode(host, "read", "b")
+
+    assert [o.text for o in run(play)[1:]] == ["read 0 bytes", "bb"]
+
+
+@pytest.mark.parametrize("name", ["Odd", "Inline"])
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("reward nan", "returned reward nan: a reward is a finite number"),
+        ("reward none", "the answer of step raised TypeError"),
+        ("reward text", "the reward is '5'"),
+        ("text none", "the text is None"),
+        ("text half", "the answer of step raised UnicodeEncodeError"),
+        ("text long", "returned a text of 5000000 characters"),
+        ("agent", "returned agent 'boss'"),
+        ("exit", "step raised SystemExit: 3"),
+        ("cancel", "step raised CancelledError"),
+    ],
+)
+def test_an_answer_that_is_none_ends_its_episode_and_no_other(name: str, action: str, says: str) -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        failed = await asyncio.gather(episode(host, action), return_exceptions=True)
+        return failed[0], await episode(host, "c"), host.killed
+
+    failed, after, killed = run(play, name=name)
+    assert isinstance(failed, EnvironmentFailed) and says in str(failed)
+    assert after[1].text == "cc" and killed == 0
+
+
+def test_objects_in_details_travel_as_text() -> None:
+    async def play(host: EnvironmentHost) -> Any:
+        return await episode(host, "objects")
+
+    details = run(play)[1].details
+    assert details["list"] == [1, 2] and details["own"].startswith("<host_environments.Odd")
+
+
+def test_an_environment_that_raises_while_it_is_made_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="'host_environments:Odd' cannot be made: RuntimeError: no licence"):
+        EnvironmentHost("host_environments:Odd", {"start": "raises"}, processes=1, step_seconds=1)

@@ -59,11 +59,12 @@ def test_a_value_of_none_is_told_from_no_value() -> None:
 @pytest.fixture
 def rewards(tmp_path: Path) -> Path:
     (tmp_path / "child_rewards.py").write_text(
-        "import sys\n"
+        "import os, sys\n"
         "def loud(p, c):\n"
         "    print('to standard output'); sys.stdout.flush()\n"
         "    return len(c.tokens)\n"
         "def huge(p, c): return 10 ** 400\n"
+        "def dies(p, c): os._exit(7)\n"
         "def quits(p, c): sys.exit(7)\n"
         "def odd(p, c): raise ValueError('bad \\ud800 text')\n"
     )
@@ -104,6 +105,8 @@ def test_a_process_answers_every_call_and_ends_with_its_input(rewards: Path) -> 
     assert status == 0
 
 
-def test_a_reward_that_exits_ends_its_process_without_an_answer(rewards: Path) -> None:
+def test_a_reward_that_exits_is_answered_for_and_one_that_dies_is_not(rewards: Path) -> None:
     found, status = answers(rewards, 2, "quits")
+    assert found[1] == ({}, "reward child_rewards:quits raised SystemExit: 7") and status == 0
+    found, status = answers(rewards, 2, "dies")
     assert (found, status) == ([None], 7)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +100,66 @@ def test_a_judgement_that_fails_excludes_its_member_alone(endpoint: Endpoint, sa
     values, _ = scored(endpoint, "judge", tries=1)
     assert isinstance(values[1], RewardFailed) and "j" in str(values[1])
     assert [v["judge"] for v in (values[0], values[2])] == [0.7, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("said", "mark"),
+    [("8/10", 0.8), ("8.5 / 10", 0.85), ("I give it 8 out of 10.", 0.8), ("<think>2? 3?</think>\n8", 0.8), ("8", 0.8)],
+)
+def test_a_mark_is_found_in_the_ways_that_judges_say_it(endpoint: Endpoint, said: str, mark: float) -> None:
+    endpoint.say = lambda text: said
+    assert [v["judge"] for v in scored(endpoint, "judge", REPLIES[:1])[0]] == [mark]
+    endpoint.say = lambda text: "<think>B is better than A</think> **Reply A**"
+    assert [v["pairwise"] for v in scored(endpoint, "pairwise", REPLIES[:2])[0]] == [0.5, 0.5]
+
+
+ODD_ANSWERS = [
+    {"choices": [{"message": {"content": "7"}}], "usage": [1]},
+    {"choices": [{"message": {"content": "7"}}], "usage": {"prompt_tokens": float("inf")}},
+    {"choices": {}},
+    {"choices": ["7"]},
+    [],
+]
+
+
+@pytest.mark.parametrize("answer", [*(json.dumps(a).encode() for a in ODD_ANSWERS), b"[" * 100_000])
+def test_an_answer_of_another_shape_excludes_its_member_alone(endpoint: Endpoint, answer: bytes) -> None:
+    endpoint.say = lambda text: answer if "bad" in text else "7"
+    values, _ = scored(endpoint, "judge", tries=1)
+    assert isinstance(values[1], RewardFailed) and [v["judge"] for v in (values[0], values[2])] == [0.7, 0.7]
+
+
+def spoken(pieces: Iterator[bytes]) -> tuple[str, threading.Thread]:
+    """A server that takes one connection and says these pieces, a moment apart; its address."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server, server.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}/v1", thread
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        (itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b" ", 500)), "did not end within 0.3 s"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n", *([b" " * (1 << 20)] * 18)], "longer than 16777216 bytes"),
+        ([b"HTTP/1.1 400 No\r\nContent-Length: 900\r\n\r\nbut wh"], "status 400"),
+    ],
+)
+def test_an_answer_without_an_end_is_given_up(pieces: Any, says: str) -> None:
+    url, thread = spoken(iter(pieces))
+    seconds = 0.3 if "0.3" in says else 20
+    asks = ChatClient(ChatOptions(base_url=url, model="j", tries=1, call_seconds=seconds))
+    with pytest.raises(JudgeUnavailable, match=says):
+        asks.ask(MESSAGES)
+    thread.join()
 
 
 def test_pairs_are_asked_in_both_orders(endpoint: Endpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from headrace.schemas.records import Prompt
 
 SOURCE = """
 import os
+import subprocess
+import sys
+import threading
 import time
+from pydantic import BaseModel
+from headrace.pipeline.rewards.reward import Graded
+
+GATE = threading.Event()
 
 class Inline:
     isolation = "inline"
@@ -34,6 +42,47 @@ def process(prompt, completion):
 
 def hangs(prompt, completion):
     time.sleep(3600)
+
+def exits(prompt, completion):
+    raise SystemExit(3)
+
+class ExitsInline:
+    isolation = "inline"
+    __init__ = lambda self, options: None
+    __call__ = lambda self, prompt, completion: exits(prompt, completion)
+
+class ExitsInThread(ExitsInline):
+    isolation = "thread"
+
+class NoTime(ExitsInline):
+    class Options(BaseModel):
+        pass
+    __call__ = lambda self, prompt, completion: 1.0
+
+class NoTimeInProcess(NoTime):
+    isolation = "process"
+
+class Says(ExitsInThread):
+    isolation = "process"
+    __call__ = lambda self, prompt, completion: Graded({"a": 1.0}, {"a": lambda: 1})
+
+class Waits(ExitsInThread):
+    __call__ = lambda self, prompt, completion: GATE.wait(60)
+
+class NoLicence:
+    def __init__(self, options):
+        raise RuntimeError("no licence")
+
+def dies(prompt, completion):
+    os._exit(7)
+
+def leaves(prompt, completion):
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(os.environ["LEFT"], "w") as file: file.write(str(left.pid))
+    time.sleep(3600)
+
+def reads(prompt, completion):
+    return float(len(sys.stdin.read()))
 """
 
 
@@ -75,10 +124,14 @@ def scored(scorer: Scorer, asked: Prompt, text: str = "12", role: str = "") -> l
         ({"main": {"reward": "no_such_module:f"}}, "no_such_module"),
         ({"main": {"reward_options": {"stripp": True}}}, "stripp"),
         ({"main": {}, "other": {"reward": "nothing_like_it"}}, "nothing_like_it"),
+        ({"main": {"reward": "scorer_rewards:NoLicence"}}, "NoLicence' cannot be made: RuntimeError: no licence"),
+        ({"main": {"reward_options": {"timeout_seconds": 0}}}, "timeout_seconds"),
         ({"main": {}, "evaluation": {"reward": "nothing_like_it"}}, "nothing_like_it"),
     ],
 )
-def test_a_wrong_reward_or_option_is_refused_before_anything_is_sampled(made: dict[str, Any], says: str) -> None:
+def test_a_wrong_reward_or_option_is_refused_before_anything_is_sampled(
+    rewards: None, made: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigurationError, match=says):
         Scorer(config(**made))
 
@@ -117,3 +170,65 @@ def test_the_streams_timeout_ends_a_reward_that_hangs(rewards: None) -> None:
     made = config(main={"reward": "scorer_rewards:hangs", "reward_options": {"timeout_seconds": 0.2}})
     with pytest.raises(RewardFailed, match=r"scorer_rewards:hangs did not return within 0\.2 s"):
         scored(Scorer(made), prompt("scorer_rewards:hangs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ExitsInline", "raised SystemExit: 3"),
+        ("ExitsInThread", "raised SystemExit: 3"),
+        ("exits", "raised SystemExit: 3"),
+        ("dies", r"its process died \(exit status 7\)"),
+    ],
+)
+def test_a_reward_that_leaves_excludes_what_it_was_to_score_and_no_more(rewards: None, name: str, says: str) -> None:
+    asked = prompt(f"scorer_rewards:{name}")
+    with pytest.raises(RewardFailed, match=says):
+        scored(Scorer(config(main={"reward": asked.reward})), asked)
+
+
+@pytest.mark.parametrize("name", ["NoTime", "NoTimeInProcess"])
+def test_options_without_a_time_of_their_own_have_that_of_all_rewards(rewards: None, name: str) -> None:
+    asked = prompt(f"scorer_rewards:{name}")
+    assert scored(Scorer(config(main={"reward": asked.reward})), asked)[0].value == 1.0
+
+
+def test_what_is_said_of_a_reward_travels_as_text(rewards: None) -> None:
+    asked = prompt("scorer_rewards:Says")
+    assert "<function" in scored(Scorer(config(main={"reward": asked.reward})), asked)[0].detail
+
+
+def test_a_reward_that_reads_takes_no_call_and_what_it_started_ends_with_it(
+    rewards: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
+    asked = prompt("scorer_rewards:reads")
+    assert scored(Scorer(config(main={"reward": asked.reward})), asked)[0].value == 0.0
+    asked = prompt("scorer_rewards:leaves")
+    with pytest.raises(RewardFailed, match="did not return within 2 s"):
+        scored(Scorer(config(main={"reward": asked.reward, "reward_options": {"timeout_seconds": 2}})), asked)
+    left = Path("/proc") / (tmp_path / "left").read_text() / "status"
+    for _ in range(100):
+        if not left.exists() or "(zombie)" in left.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError("a process of a reward lives on")
+
+
+def test_rewards_that_hang_in_threads_keep_nothing_else_from_its_thread(rewards: None) -> None:
+    import scorer_rewards
+
+    asked = prompt("scorer_rewards:Waits")
+    scorer = Scorer(config(main={"reward": asked.reward, "reward_options": {"timeout_seconds": 0.1}}))
+
+    async def play() -> list[Any]:
+        hung = [scorer.score(asked, Completion("12", "stop")) for _ in range(40)]
+        failed = await asyncio.gather(*hung, return_exceptions=True)
+        return [*failed, await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10)]
+
+    try:
+        *failed, free = asyncio.run(play())
+        assert free == "free" and all("did not return within 0.1 s" in str(f) for f in failed)
+    finally:
+        scorer_rewards.GATE.set()
+        scorer.close()
