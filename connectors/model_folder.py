@@ -74,7 +74,12 @@ class ModelFolder:
         return text
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """Token ids (int32) of text as it is; special tokens in it become themselves."""
+        """Token ids (int32) of text as it is; special tokens in it become themselves.
+
+        Raises ValueError for half a surrogate pair, which is no text.
+        """
+        if not text.isascii():
+            text.encode("utf-8")
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def detokenize(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> str:

@@ -231,7 +231,7 @@ class EvalConfig(Section):
     """Versions between two evaluations; 0: at the start and at the end only."""
     samples: int = Field(1, ge=1)
     """k: completions of each row, for avg@k and pass@k."""
-    temperature: float = 1.0
+    temperature: float = Field(1.0, ge=0)
     """Sampling temperature of evaluation tasks."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Smallest set of tokens with this share of probability; 1: all."""

@@ -6,6 +6,7 @@ log-probs are those of the distribution that was sampled from (logits divided by
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -25,11 +26,12 @@ __all__ = (
     "Request",
     "WeightsRefused",
     "changes",
-    "check_prompt",
+    "check_request",
     "generate",
     "neutral",
     "options_of",
     "refuse_extra",
+    "unusable",
 )
 
 
@@ -154,11 +156,14 @@ def options_of(model: type[Options], engine: str, given: Mapping[str, Any] | Non
         raise ConfigurationError(f"rollout.options for engine {engine}: {error}") from error
 
 
-def check_prompt(request: Request, most: int, context: int) -> None:
+def check_request(request: Request, most: int, context: int, vocabulary: int = 1 << 31) -> None:
     """Raise PromptTooLong for a prompt over ``most`` tokens or without room in the model's ``context``.
 
-    Raises ValueError for an empty one.
+    Raises ValueError for an empty one, for ids outside the ``vocabulary``, and for sampling parameters out of range:
+    all that would fail in a step fails its own request here.
     """
+    if problem := unusable(request.sampling):
+        raise ValueError(problem)
     size = request.prompt.size - request.made
     if size > most or request.prompt.size >= context:
         raise PromptTooLong(
@@ -167,6 +172,26 @@ def check_prompt(request: Request, most: int, context: int) -> None:
         )
     if size <= 0:
         raise ValueError("the prompt has no token")
+    least, largest = int(request.prompt.min()), int(request.prompt.max())
+    if least < 0 or largest >= vocabulary:
+        raise ValueError(
+            f"token id {least if least < 0 else largest} of the prompt is none of the model's {vocabulary}"
+        )
+
+
+def unusable(sampling: Sampling) -> str:
+    """What is wrong with sampling parameters by themselves; nothing where they can be sampled with.
+
+    >>> unusable(Sampling(temperature=-1.0))
+    'temperature is -1.0: it is 0 or more'
+    """
+    if not 0 <= sampling.temperature < math.inf:
+        return f"temperature is {sampling.temperature}: it is 0 or more"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}: it is above 0 and at most 1"
+    if not 0 <= sampling.top_k < 1 << 31:
+        return f"top_k is {sampling.top_k}: it is from 0 (all) to {(1 << 31) - 1}"
+    return ""
 
 
 def refuse_extra(request: Request, engine: str) -> None:

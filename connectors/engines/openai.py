@@ -22,7 +22,7 @@ from headrace.connectors.engines.engine import (
     Generation,
     Request,
     WeightsRefused,
-    check_prompt,
+    check_request,
     options_of,
     refuse_extra,
 )
@@ -88,7 +88,7 @@ class OpenAIEngine:
         """Take a request. Raises PromptTooLong, ValueError for ``extra`` parameters, EngineFailed."""
         self._raise_fault()
         refuse_extra(request, "openai")
-        check_prompt(request, self._max_prompt, self._options.context)
+        check_request(request, self._max_prompt, self._options.context)
         streamed = Streamed(request, self._options, self._folder, self._key)
         self._inside[request.key] = streamed
         self._futures[request.key] = self._pool.submit(self._play, streamed)

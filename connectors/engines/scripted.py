@@ -19,7 +19,7 @@ from headrace.connectors.engines.engine import (
     Generation,
     Request,
     WeightsRefused,
-    check_prompt,
+    check_request,
     options_of,
     refuse_extra,
 )
@@ -95,7 +95,7 @@ class ScriptedEngine:
     def add(self, request: Request) -> None:
         """Take a request. Raises PromptTooLong."""
         refuse_extra(request, "scripted")
-        check_prompt(request, self._max_prompt, self._context)
+        check_request(request, self._max_prompt, self._context)
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:

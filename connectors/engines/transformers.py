@@ -20,7 +20,7 @@ from headrace.connectors.engines.engine import (
     Generation,
     Request,
     WeightsRefused,
-    check_prompt,
+    check_request,
     options_of,
     refuse_extra,
 )
@@ -79,6 +79,7 @@ class TransformersEngine:
         self._context = int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
         stops = np.zeros(int(config.vocab_size), np.bool_)
         stops[[i for i in model_folder.stop_token_ids if i < stops.size]] = True
+        self._vocabulary = stops.size
         self._cache = KeyValueCache(slots)
         self._rows = Rows(slots, stops, self._context)
         self._waiting: deque[Request] = deque()
@@ -102,9 +103,9 @@ class TransformersEngine:
         return self._rows.count + len(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Take a request. Raises PromptTooLong, or ValueError for an empty prompt and for ``extra`` parameters."""
+        """Take a request. Raises PromptTooLong, or ValueError for a prompt or parameters that it cannot take."""
         refuse_extra(request, "transformers")
-        check_prompt(request, self._max_prompt, self._context)
+        check_request(request, self._max_prompt, self._context, self._vocabulary)
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:

@@ -22,7 +22,7 @@ from headrace.connectors.engines.engine import (
     Generation,
     Request,
     WeightsRefused,
-    check_prompt,
+    check_request,
     options_of,
 )
 from headrace.connectors.engines.event_thread import EventThread
@@ -105,6 +105,7 @@ class VllmEngine:
             self._weights = ModelWeights.of_folder(model_folder.path)
             unless_it_starts.pop_all()
         self._context = int(self._llm.vllm_config.model_config.max_model_len)
+        self._vocabulary = int(self._llm.vllm_config.model_config.get_vocab_size())
 
     @property
     def version(self) -> int:
@@ -124,7 +125,7 @@ class VllmEngine:
     def add(self, request: Request) -> None:
         """Take a request. Raises PromptTooLong, ValueError for what vLLM would not sample as asked, EngineFailed."""
         self._raise_fault()
-        check_prompt(request, self._max_prompt, self._context)
+        check_request(request, self._max_prompt, self._context, self._vocabulary)
         parameters(request, 0, self._stops)
         running = _Running(request, self._number)
         self._number += 1

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from headrace.connectors.engines.engine import unusable
 from headrace.pipeline.capture.messages import BadRequest, History, answer_of
 from headrace.pipeline.capture.transcript import Context, Reply, Transcript
 from headrace.pipeline.workflows.workflow import PolicySession
@@ -29,6 +30,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
     "min_tokens": (0,),
+    "min_p": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
     "top_logprobs": (0,),
     "best_of": (1,),
     "echo": (False,),
@@ -38,14 +50,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are served at these values only: others change what is sampled, and nobody would see it in the data."""
 _MOST_CHOICES = 16
+_LARGEST_ID = 2**31 - 1
 
 
 class CapturedEpisode:
     """See the module. sampling: the task's; rule: whose temperature, top_p and top_k are in force."""
 
-    def __init__(
-        self, sessions: Mapping[int, PolicySession], sampling: Sampling, rule: SamplingRule = "task"
-    ) -> None:
+    def __init__(self, sessions: Mapping[int, PolicySession], sampling: Sampling, rule: SamplingRule = "task") -> None:
         several = len(sessions) > 1
         self._sampling = sampling
         self._rule = rule
@@ -66,9 +77,9 @@ class CapturedEpisode:
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages must be a list of at least one")
         history, session = self._histories[policy], self._sessions[policy]
-        tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
+        tools = () if body.get("tool_choice") == "none" else _tools(body)
         try:
-            text = session.render(history.as_sampled(messages), tools, body.get("chat_template_kwargs"))
+            text = session.render(history.as_sampled(messages), tools, _settings(body))
         except BadRequest:
             raise
         except ValueError as error:
@@ -82,7 +93,12 @@ class CapturedEpisode:
             self.last_text = served["content"] or ""
             reason = "tool_calls" if "tool_calls" in served else _finish(reply)
             answer["choices"].append(
-                {"index": number, "message": served, "finish_reason": reason, "logprobs": self._logprobs(reply, body)}
+                {
+                    "index": number,
+                    "message": served,
+                    "finish_reason": reason,
+                    "logprobs": _logprobs(session, reply, body),
+                }
             )
         return answer
 
@@ -91,6 +107,8 @@ class CapturedEpisode:
         policy = self._policy(body)
         prompt, transcript = body.get("prompt"), self._transcripts[policy]
         if isinstance(prompt, list) and prompt and all(isinstance(i, int) for i in prompt):
+            if not all(0 <= i <= _LARGEST_ID for i in prompt):
+                raise BadRequest("prompt holds what is no token id")
             replies = await self._sample(policy, body, lambda: transcript.context_of_ids(np.array(prompt, np.int32)))
         elif isinstance(prompt, str) and prompt:
             replies = await self._sample(policy, body, lambda: transcript.context(prompt))
@@ -141,21 +159,24 @@ class CapturedEpisode:
 
     def _effective(self, body: Mapping[str, Any]) -> Sampling:
         most = self._sampling.max_new_tokens
-        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or most
+        wanted = _given(body, "max_completion_tokens", _given(body, "max_tokens", most))
         if not isinstance(wanted, int) or wanted < 1:
             raise BadRequest(f"max_tokens is {wanted!r}: it must be a number of at least 1")
         effective = replace(self._sampling, max_new_tokens=min(most, wanted))
         if self._rule == "task":
             return effective
         try:
-            return replace(
+            asked = replace(
                 effective,
                 temperature=float(_given(body, "temperature", 1.0)),
                 top_p=float(_given(body, "top_p", 1.0)),
                 top_k=max(0, int(_given(body, "top_k", 0))),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadRequest(f"temperature, top_p and top_k must be numbers: {error}") from error
+        if problem := unusable(asked):
+            raise BadRequest(problem)
+        return asked
 
     def _head(self, kind: str, what: str, body: Mapping[str, Any], replies: list[Reply]) -> dict[str, Any]:
         before, made = replies[0].prompt_tokens, sum(r.ids.size for r in replies)
@@ -165,15 +186,31 @@ class CapturedEpisode:
             "model": str(body.get("model", "policy")), "choices": [], "usage": usage,
         }  # fmt: skip
 
-    def _logprobs(self, reply: Reply, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        if not body.get("logprobs"):
-            return None
-        session = next(iter(self._sessions.values()))
-        content = []
-        for token, logprob in zip(reply.ids, reply.logprobs, strict=True):
-            text = session.detokenize(np.array([token], np.int32))
-            content.append({"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []})
-        return {"content": content, "refusal": None}
+
+def _logprobs(session: PolicySession, reply: Reply, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not body.get("logprobs"):
+        return None
+    content = []
+    for token, logprob in zip(reply.ids, reply.logprobs, strict=True):
+        text = session.detokenize(np.array([token], np.int32))
+        content.append({"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}
+
+
+def _tools(body: Mapping[str, Any]) -> list[Any]:
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools
+    ):
+        raise BadRequest('tools must be a list of {"type": "function", "function": {...}}')
+    return tools
+
+
+def _settings(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = body.get("chat_template_kwargs") or {}
+    if not isinstance(settings, dict):
+        raise BadRequest("chat_template_kwargs must be an object")
+    return settings
 
 
 def _refuse(body: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ project is told that URL in OPENAI_BASE_URL, and what it samples becomes the epi
 
 import json
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,8 +71,11 @@ class CaptureServer:
             return _error(400, str(error), "context_length_exceeded")
         except EpisodeFailed as error:
             return _error(500, str(error), "generation_failed")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _error(400, f"the request cannot be used: {error}", "invalid_request_error")
+        except Exception as error:  # the seam to clients: what a request breaks is answered to whoever sent it
+            sys.stderr.write(f"capture: {path} failed: {type(error).__name__}: {str(error)!a}\n")
+            return _error(500, f"{type(error).__name__}: {error}", "internal_error")
         return Answer(200, events=_chunks(answer, body)) if body.get("stream") else Answer(200, answer)
 
 
@@ -98,6 +102,7 @@ def _chunks(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[dict[str
         first = {"index": index, "delta": delta, "finish_reason": None, "logprobs": choice["logprobs"]}
         out.append({**head, "choices": [first]})
         out.append({**head, "choices": [{"index": index, "delta": {}, "finish_reason": end, "logprobs": None}]})
-    if (body.get("stream_options") or {}).get("include_usage"):
+    options = body.get("stream_options")
+    if isinstance(options, Mapping) and options.get("include_usage"):
         out.append({**head, "choices": [], "usage": answer["usage"]})
     return out

@@ -159,6 +159,32 @@ def test_prompts_too_long_or_empty_are_refused_and_nothing_is_taken(subject: Sub
     assert drain(subject.engine)[0].tokens.size <= 5
 
 
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"top_k": 10**12}, "top_k is 1000000000000"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"prompt": [5, -3]}, "token id -3"),
+        ({"prompt": [5, 2**31 - 1]}, "token id 2147483647"),
+    ],
+)
+def test_what_a_step_would_fail_at_is_refused_when_it_comes(subject: Subject, over: dict[str, Any], says: str) -> None:
+    if subject.kind == "scripted" and "2147483647" in says:
+        pytest.skip("the scripted engine has no vocabulary: it looks at no id of a prompt")
+    given = {**over}
+    prompt = np.array(given.pop("prompt", PROMPT), np.int32)
+    request = Request(1, prompt, Sampling(max_new_tokens=3, seed=1, **given))
+    with pytest.raises(ValueError, match=says):
+        subject.engine.add(request)
+    assert subject.engine.active == 0
+    assert generate(subject.engine, [Request(2, PROMPT, Sampling(max_new_tokens=3, seed=1))])[0].tokens.size
+
+
 def test_a_full_context_ends_a_completion_by_that_name(subject: Subject) -> None:
     asked = [Request(key, np.full(60, 5, np.int32), Sampling(max_new_tokens=500, seed=key)) for key in range(16)]
     if subject.real:  # the stop token is made unlikely

@@ -86,10 +86,14 @@ def test_a_chat_is_answered_in_the_shape_of_the_api(folder: ModelFolder) -> None
 
 
 def test_a_stream_says_the_same_in_chunks(folder: ModelFolder) -> None:
-    episode, _ = episode_of(folder, f"It is{END}", f'<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>{END}')
+    episode, _ = episode_of(
+        folder, f"so{END}", f"It is{END}", f'<tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>{END}'
+    )
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
     async def play(url: str, server: CaptureServer, key: str) -> Any:
+        odd = {**HELLO, "stream": True, "stream_options": 5}
+        assert (await post(url, "/chat/completions", odd))[0] == 200
         body = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
         return [await post(url, "/chat/completions", b) for b in (body, {**body, "tools": tools})]
 
@@ -116,7 +120,8 @@ def test_a_stream_says_the_same_in_chunks(folder: ModelFolder) -> None:
     [
         ("frequency_penalty", 0.5), ("presence_penalty", 1), ("logit_bias", {"5": 3}), ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "x"}}), ("response_format", {"type": "json_object"}),
-        ("top_logprobs", 3), ("min_tokens", 4),
+        ("top_logprobs", 3), ("min_tokens", 4), ("min_p", 0.1), ("guided_json", {}), ("structured_outputs", {}),
+        ("function_call", {"name": "x"}), ("ignore_eos", True), ("stop_token_ids", [5]),
     ],
 )  # fmt: skip
 def test_what_would_change_the_distribution_unseen_is_refused(folder: ModelFolder, field: str, value: Any) -> None:
@@ -143,6 +148,14 @@ def test_neutral_values_of_the_same_fields_are_taken(folder: ModelFolder) -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "is no text"),
         ({**HELLO, "n": 99}, "n is 99"),
         ({**HELLO, "max_tokens": -4}, "max_tokens is -4"),
+        ({**HELLO, "max_tokens": 0}, "max_tokens is 0"),
+        ({**HELLO, "max_tokens": 3, "max_completion_tokens": 0}, "max_tokens is 0"),
+        (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, "surrogates not allowed"),
+        ({**HELLO, "tools": 5}, "tools must be a list"),
+        ({**HELLO, "tools": [{}]}, "tools must be a list"),
+        ({**HELLO, "tools": [1]}, "tools must be a list"),
+        ({**HELLO, "chat_template_kwargs": "x"}, "chat_template_kwargs must be"),
         ({**HELLO, "stop": 5}, "stop must be"),
     ],
 )
@@ -150,6 +163,41 @@ def test_a_request_that_is_none_is_answered_with_its_fault(folder: ModelFolder, 
     episode, _ = episode_of(folder)
     status, answer = serve(episode, lambda url, s, k: post(url, "/chat/completions", body))
     assert status == 400 and says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**31], [2**70]])
+def test_ids_that_are_none_are_refused(folder: ModelFolder, prompt: list[int]) -> None:
+    episode, policy = episode_of(folder)
+    status, answer = serve(episode, lambda url, s, k: post(url, "/completions", {"prompt": prompt}))
+    assert status == 400 and "no token id" in answer["error"]["message"] and policy.calls == []
+
+
+@pytest.mark.parametrize(
+    "given", [b'"temperature": NaN', b'"temperature": -1', b'"temperature": Infinity', b'"top_p": 0', b'"top_p": 1.5',
+              b'"top_k": Infinity', b'"top_k": 1e30', b'"top_k": "many"']
+)  # fmt: skip
+def test_a_client_that_decides_the_sampling_decides_within_bounds(folder: ModelFolder, given: bytes) -> None:
+    episode, policy = episode_of(folder, rule="client")
+    body = json.dumps(HELLO).encode()[:-1] + b", " + given + b"}"
+    status, answer = serve(episode, lambda url, s, k: post(url, "/chat/completions", body))
+    assert status == 400 and given.split(b'"')[1].decode() in answer["error"]["message"] and policy.calls == []
+
+
+def test_what_fails_unforeseen_is_answered_and_the_endpoint_goes_on(
+    folder: ModelFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episode, policy = episode_of(folder)
+    working = policy.generate
+
+    async def play(url: str, server: CaptureServer, key: str) -> Any:
+        policy.generate = None  # type: ignore[assignment, method-assign]
+        broken = await post(url, "/chat/completions", HELLO)
+        policy.generate = working  # type: ignore[method-assign]
+        return broken, await post(url, "/chat/completions", HELLO)
+
+    broken, after = serve(episode, play)
+    assert broken[0] == 500 and broken[1]["error"]["code"] == "internal_error" and after[0] == 200
+    assert "capture: chat/completions failed: TypeError" in capsys.readouterr().err
 
 
 def test_a_context_that_is_too_long_has_the_code_that_agents_look_for(folder: ModelFolder) -> None:
@@ -200,6 +248,16 @@ def test_several_choices_and_token_ids(folder: ModelFolder) -> None:
     assert more[1]["choices"][0]["token_ids"] == list(policy.calls[3][1])
     assert text[1]["choices"][0] == {"index": 0, "text": "th", "finish_reason": "stop", "logprobs": None}
     assert len(episode.sequences()) == 4, "token ids that extend a call go on in its sequence"
+
+
+def test_log_probs_are_told_in_the_tokens_of_their_own_policy(folder: ModelFolder) -> None:
+    policies = {p: RecordingPolicy(folder, lambda text: f"that{END}", policy=p) for p in (0, 1)}
+    policies[0].detokenize = lambda tokens: "another tokenizer"  # type: ignore[method-assign]
+    episode = CapturedEpisode(policies, Sampling(max_new_tokens=40))
+    body = {**HELLO, "model": "policy1", "logprobs": True}
+    _, answer = serve(episode, lambda url, s, k: post(url, "/chat/completions", body))
+    said = "".join(c["token"] for c in answer["choices"][0]["logprobs"]["content"])
+    assert said == f"that{END}"
 
 
 def test_two_policies_are_told_apart_by_the_model(folder: ModelFolder) -> None:
