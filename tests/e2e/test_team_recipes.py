@@ -109,7 +109,7 @@ def expected(recipe: str, row: dict[str, str], said: dict[str, tuple[str, str]])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_short_run_ends_is_proved_and_every_role_is_paid_by_the_table(recipe: str, tmp_path: Path) -> None:
     file = ROOT / "recipes" / recipe / "run.toml"
-    warm = f"warm_start.command={{python}} {file.parent}/warm_start.py --out {{folder}}/warm --steps 120"
+    warm = f"warm_start.command={{python}} {file.parent}/warm_start.py --out {{folder}}/warm --steps 60"
     words = [HEADRACE, "run", "@", file, f"run.folder={tmp_path}", "run.id=short", warm, *SHORT]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
