@@ -2,7 +2,8 @@
 
 Goes in: source text, files and standard input; comes out: a Verdict, always within the wall-clock limit. Four layers:
 another user (a uid that no other process has, where this process is root), resource limits, bubblewrap's namespaces
-with an empty file system but for ``/usr``, and a watch that kills what passes its memory, processes or output.
+with an empty file system but for ``/usr`` and a filter of system calls, and a watch that kills what passes its memory,
+processes or output.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.pipeline.environments import system_calls
 from headrace.pipeline.environments.process_tree import end_tree, tree, usage
 from headrace.schemas.errors import ConfigurationError
 
@@ -127,11 +129,12 @@ class Sandbox:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))
                 return self._watched(self._bare(every, Path(folder)), given, (), Path(folder), wall)
             held = {name: stack.enter_context(_held(content)) for name, content in every.items()}
-            return self._watched(self._boxed(held), given, tuple(held.values()), None, wall)
+            calls = stack.enter_context(_held(system_calls.program()))
+            return self._watched(self._boxed(held, calls), given, (*held.values(), calls), None, wall)
 
-    def _boxed(self, files: Mapping[str, int]) -> list[str]:
+    def _boxed(self, files: Mapping[str, int], calls: int) -> list[str]:
         options = self.options
-        command = [*_limits(options), *_bubblewrap(tuple(options.visible))]
+        command = [*_limits(options), *_bubblewrap(tuple(options.visible), calls)]
         command += ["--size", str(options.files_mb << 20), "--tmpfs", _BOX]
         for name, number in files.items():
             command += ["--file", str(number), f"{_BOX}/{name}"]
@@ -179,10 +182,13 @@ _SEALED = ("--remount-ro", "/dev", "--remount-ro", "/")
 """The folders that bubblewrap makes lie in memory without a bound: nothing may be written there."""
 
 
-def _bubblewrap(visible: Sequence[str]) -> list[str]:
+def _bubblewrap(visible: Sequence[str], calls: int) -> list[str]:
+    """calls: a file with the filter of system calls; one that is empty is none."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if _knows_disable_userns():
         command.append("--disable-userns")
+    if os.fstat(calls).st_size:
+        command += ["--seccomp", str(calls)]
     command += ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", _BOX, "--setenv", "LANG"]
     command += ["C.UTF-8", "--setenv", "TMPDIR", _BOX, "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     for link in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
@@ -225,16 +231,18 @@ def _problem(python: str, visible: tuple[str, ...]) -> str:
             return f"{tool} is not installed"
     user = _user()
     drop: dict[str, object] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-    trial = subprocess.run(  # type: ignore[call-overload]
-        [*_bubblewrap(visible), "--tmpfs", _BOX, *_SEALED, "--", python, "-I", "-c", "print(1)"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-        env={"PATH": "/usr/bin:/bin"},
-        timeout=30,
-        **drop,
-    )
+    with _held(system_calls.program()) as calls:
+        trial = subprocess.run(  # type: ignore[call-overload]
+            [*_bubblewrap(visible, calls), "--tmpfs", _BOX, *_SEALED, "--", python, "-I", "-c", "print(1)"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+            timeout=30,
+            pass_fds=(calls,),
+            **drop,
+        )
     return "" if trial.stdout.strip() == "1" else f"a trial failed: {trial.stderr.strip()[-300:] or trial.returncode}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.pipeline.environments import sandbox as module
+from headrace.pipeline.environments import system_calls
 from headrace.pipeline.environments.process_tree import tree, usage
 from headrace.pipeline.environments.sandbox import Sandbox, SandboxMissing, SandboxOptions, Verdict
 
@@ -77,6 +79,27 @@ for i in range(99):
         f.write(b"x" * (1 << 20))
 """
 THREADS = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()"
+MEMORY_FILES = """
+import os, time
+files = [os.memfd_create("x") for _ in range(60)]
+for f in files:
+    for _ in range(7):
+        os.write(f, b"x" * (1 << 20))
+time.sleep(9)
+"""
+SHARED_SEGMENTS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.shmdt.argtypes = [ctypes.c_void_p]
+for _ in range(60):
+    segment = libc.shmget(0, 8 << 20, 0o1600)
+    if segment < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    held = libc.shmat(segment, None, 0)
+    ctypes.memset(held, 1, 8 << 20)
+    libc.shmdt(held)
+"""
 ATTACKS = {
     "fork bomb": ("import os\nwhile True: os.fork()", "processes"),
     "fork bomb that gives up": (FORKS, "processes"),
@@ -85,6 +108,8 @@ ATTACKS = {
     "memory bomb at once": ("x = bytearray(8 << 30)", "memory"),
     "memory in children": (MEMORY_IN_CHILDREN, "memory"),
     "shared memory": (SHARED_MEMORY, "memory"),
+    "memory files that nobody maps": (MEMORY_FILES, "memory"),
+    "shared segments that nobody maps": (SHARED_SEGMENTS, "memory"),
     "endless loop": ("while True: pass", "timeout"),
     "sleep": ("import time; time.sleep(99)", "timeout"),
     "deaf to signals": (DEAF, "timeout"),
@@ -177,6 +202,25 @@ def test_more_rights_cannot_be_had() -> None:
     assert made.kind == "ok" and "[True, True]" in made.output
     assert "CapEff:\t0000000000000000" in made.output and "NoNewPrivs:\t1" in made.output
     assert made.output.startswith("-1"), "no further user namespace"
+
+
+@boxed
+@pytest.mark.skipif(not system_calls.program(), reason="no filter of system calls is known for this machine")
+def test_the_kernel_is_asked_for_nothing_that_leaves_the_box() -> None:
+    source = (
+        "import ctypes, os, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        f"numbers = {[n[platform.machine() == 'aarch64'] for n in system_calls._REFUSED.values()]}\n"
+        "print([n for n in numbers if libc.syscall(n, 0, 0, 0, 0, 0) >= 0 or ctypes.get_errno() not in (1, 12, 38)])\n"
+        "for family in (40, 17, 38, 1, 2, 10, 16):\n"
+        "    kind = socket.SOCK_RAW if family in (16, 17) else socket.SOCK_SEQPACKET if family == 38 else 1\n"
+        "    try: socket.socket(family, kind).close(); print(family, 'open')\n"
+        "    except OSError as e: print(family, e.errno)"
+    )
+    made = run(source)
+    assert made.kind == "ok", made
+    first, *families = made.output.splitlines()
+    assert first == "[]"
+    assert families == ["40 97", "17 97", "38 97", "1 open", "2 open", "10 open", "16 open"]
 
 
 @boxed
