@@ -217,6 +217,11 @@ class Balance:
             wait_share=wait, busy_share=busy, entered=entered, consumed=consumed, policies=rows, workers=workers,
         )  # fmt: skip
 
+    def living(self, now_ms: int) -> int:
+        """Workers that take tasks and were heard of within ``silent_seconds``, whether or not there are steps."""
+        newest = [said[-1] for said in self._demand.values()]
+        return sum(one.capacity > 0 and now_ms - one.sent_ms <= self._silent_ms for one in newest)
+
     def _policy(self, policy: int, since: int) -> PolicyRow:
         steps = list(self._steps[policy])
         whole = (steps[-1].finished_ms - steps[0].finished_ms) / 1000

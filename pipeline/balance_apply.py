@@ -44,6 +44,7 @@ class Scaler:
         self._bounds = bounds
         self._now = now
         self._acted: float | None = None
+        self._short_since: float | None = None
 
     def consider(self, report: BalanceReport) -> str:
         """Act on a report, or say why not."""
@@ -60,6 +61,22 @@ class Scaler:
         branch = "grow" if wanted > report.size else "shrink"
         error = self._actuator(report.size, wanted, branch)
         return f"failed: {error}" if error else f"{branch} from {report.size} to {wanted}"
+
+    def keep(self, size: int) -> str:
+        """Bring a pool back that has been below its least size for as long as the cool-down; what was done, or nothing.
+
+        A pool without workers gives no reports that could be considered.
+        """
+        if size >= self._bounds.least:
+            self._short_since = None
+            return ""
+        if self._short_since is None:
+            self._short_since = self._now()
+        if self._now() < self._short_since + self._bounds.cool_down_seconds or self._cooling() > 0:
+            return ""
+        self._acted = self._now()
+        error = self._actuator(size, self._bounds.least, "grow")
+        return f"failed: {error}" if error else f"grow from {size} to {self._bounds.least}"
 
     def _cooling(self) -> float:
         if self._acted is None:

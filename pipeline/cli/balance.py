@@ -92,8 +92,18 @@ def _follow(feed: "BalanceFeed", versions: int, scaler: "Scaler | None", output:
                 _show(report, output, scaler.consider(report) if scaler is not None else "")
         if feed.ended:
             return
+        if scaler is not None and (done := scaler.keep(size := feed.balance.living(time.time_ns() // 1_000_000))):
+            _show_kept(size, output, done)
         time.sleep(_POLL_SECONDS)
         feed.catch_up()
+
+
+def _show_kept(size: int, output: Format, done: str) -> None:
+    if output is Format.json:
+        print_json({"size": size, "done": done})
+    else:
+        sys.stdout.write(f"{size} workers are left\napply: {done}\n")
+    sys.stdout.flush()
 
 
 def _show(report: "BalanceReport", output: Format, done: str) -> None:

@@ -202,3 +202,9 @@ def test_a_pool_without_reserve_grows_before_anybody_waits_if_told_to() -> None:
     assert [with_reserve(held, n, 1.0, reserve).target for n in (1, 10, 20)] == [2, 11, 22]
     grown = decide(10, 0.5, 100, 100)
     assert with_reserve(grown, 10, 1.0, reserve) == grown
+
+
+def test_who_is_alive_is_known_without_a_step() -> None:
+    balance = balance_of([(0, demand("a", 0, 1)), (3, demand("b", 3, 0)), (4, demand("c", 4, 0, capacity=0))])
+    assert balance.report() is None
+    assert [balance.living(now) for now in (5_000, 10_000, 10_001, 13_000, 13_001)] == [2, 2, 1, 1, 0]

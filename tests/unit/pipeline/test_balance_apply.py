@@ -113,3 +113,18 @@ def test_what_goes_wrong_is_said(line: str, said: str) -> None:
 def test_a_line_that_is_no_command_is_refused(line: str) -> None:
     with pytest.raises(ConfigurationError, match="--apply"):
         Command(line)
+
+
+def test_a_pool_without_reports_is_brought_back_to_its_least_size() -> None:
+    pool = Pool(Bounds(least=2, cool_down_seconds=300))
+    assert pool.scaler.keep(1) == "", "it may be starting"
+    pool.now = 200
+    assert pool.scaler.keep(2) == "" and pool.scaler.keep(0) == "", "it was whole meanwhile"
+    pool.now = 499
+    assert pool.scaler.keep(0) == "" and pool.calls == []
+    pool.now = 500
+    assert pool.scaler.keep(0) == "grow from 0 to 2"
+    pool.now = 799
+    assert pool.scaler.keep(0) == "" and pool.scaler.consider(report(0, 2)).startswith("cools down")
+    pool.now, pool.error = 800, "no quota"
+    assert pool.scaler.keep(0) == "failed: no quota" and pool.calls == [(0, 2, "grow")] * 2
