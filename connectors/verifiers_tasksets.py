@@ -32,6 +32,16 @@ class TasksetPackage:
                 f"{description.environment} has no load_environment, and this verifiers has no tasksets ({error}): "
                 "pip install 'verifiers>=0.3'"
             ) from error
+        if not hasattr(self._v1, "resolve_env_config"):
+            raise ConfigurationError(
+                f"{description.environment} is a taskset, which this verifiers cannot play: "
+                "pip install 'verifiers>=0.3'"
+            )
+        if description.split != "train":
+            raise ConfigurationError(
+                f"taskset {description.environment} has one set of tasks: choose other ones by settings.taskset, "
+                "not by split"
+            )
         self._description = description
         settings = description.settings
         given = {**settings, "taskset": {**settings.get("taskset", {}), "id": description.environment}}

@@ -146,8 +146,10 @@ def choose(
     for name in names:
         meant = [by_name[name]] if name in by_name else [v for v in views if fnmatchcase(v.worker, name)]
         if not meant:
-            known = f"heard were {', '.join(by_name)}" if by_name else "none was heard"
-            raise ConfigurationError(f"no worker is called {name}; {known} (headrace workers list)")
+            if not views:
+                raise ConfigurationError("no rollout worker of the run was ever heard: none has joined yet")
+            known = ", ".join(by_name)
+            raise ConfigurationError(f"no worker is called {name}; heard were {known} (headrace workers list)")
         obstacles = {view.worker: _obstacle(view, record, hand_over, now_ms) for view in meant}
         if all(obstacles.values()):
             raise ConfigurationError("\n".join(obstacles.values()))

@@ -133,14 +133,14 @@ class _Child:
     async def end(self) -> None:
         """Kill it with all that it started, and fail whoever waits."""
         self.dead = True
+        if self._reading is not None:
+            self._reading.cancel()
         if self._process.returncode is None:
             end_tree(self._process.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what it left behind in its session
-        status = await exit_status(self._process)
-        if self._reading is not None:
-            self._reading.cancel()
-        self._fail(f"the environment's process was ended (exit status {status})")
+        await exit_status(self._process)
+        self._fail("the environment's process was ended: it or an episode beside this one did not listen any more")
 
     async def _frame(self) -> Any:
         out = self._process.stdout

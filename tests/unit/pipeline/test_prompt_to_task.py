@@ -199,6 +199,26 @@ def test_a_new_incarnation_gets_the_tasks_at_once_as_the_next_attempt() -> None:
     ]  # fmt: skip
 
 
+def test_a_suspended_worker_gives_its_tasks_to_others_with_their_prefixes_and_gets_new_ones_when_it_goes_on() -> None:
+    driver = fed(prompts=3)
+    demand(driver, capacity=3)
+    given = tasks(driver)
+    assert [t.sequence for t in given] == [0, 1, 2]
+    # it has read two of three when it obeys: tells of a prefix, then is another incarnation that takes nothing
+    prefix = {(given[0].group, given[0].replica): 41}
+    demand(driver, capacity=0, read=2, held=given[:2], partials=prefix)
+    demand(driver, incarnation=2, capacity=0, read=2)
+    assert tasks(driver) == given
+    demand(driver, "w1", capacity=3)
+    again = tasks(driver)[3:]
+    assert {(t.group, t.replica, t.attempt, t.worker) for t in again} == {(t.group, t.replica, 1, "w1") for t in given}
+    assert {(t.group, t.replica): t.partial for t in again if t.partial >= 0} == prefix
+    demand(driver, incarnation=2, capacity=2, read=2)
+    assert [(t.worker, t.incarnation, t.sequence, t.attempt) for t in tasks(driver)[6:]] == [
+        ("w0", 2, 2, 0), ("w0", 2, 3, 0),
+    ]  # fmt: skip
+
+
 def test_a_passed_deadline_is_another_attempt_and_the_third_failure_is_told_to_assemble() -> None:
     config = make_config(rollout={"task_deadline_seconds": 5, "lease_seconds": 1000}, group_size=1)
     driver = fed(config, prompts=1)

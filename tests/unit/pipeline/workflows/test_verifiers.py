@@ -179,6 +179,7 @@ def test_an_episode_that_hangs_costs_its_process_and_the_next_gets_another(
         ('environment = "tiny-sums"\nsplit = "test"\n', "split: Input should be 'train' or 'eval'"),
         ('environment = "tiny-sums"\nsettings = { count = 0 }\n', "has no train rows"),
         ("tiny-sums\n", "is no TOML"),
+        ('environment = "tiny-tasks"\nsplit = "eval"\n', "has one set of tasks: choose other ones by settings.taskset"),
     ],
 )
 def test_a_description_that_cannot_be_opened_says_why(place: Callable[..., Path], text: str, says: str) -> None:
