@@ -237,7 +237,8 @@ class Credits:
         before = p.stepped
         first = p.moved(version, batch, resumed=resumed)
         self.touch(policy)
-        ended = sorted(g for k in range(before + 1, p.stepped + 1) for g in self._by_batch.get((policy, k), ()))
+        taken = self._by_batch.items()  # a foreign Step may be any number of batches ahead
+        ended = sorted(g for (of, k), groups in taken if of == policy and before < k <= p.stepped for g in groups)
         for group in ended:
             self.end(group, policy)
         return first, ended

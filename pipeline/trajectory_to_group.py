@@ -25,7 +25,9 @@ from headrace.pipeline.state import (
     unpack_received,
     write_json,
 )
+from headrace.schemas.checks import describe
 from headrace.schemas.config import RunConfig
+from headrace.schemas.errors import InvalidRecord
 from headrace.schemas.records import (
     Admission,
     Closed,
@@ -160,6 +162,7 @@ class Assemble:
     # ------------------------------------------------------------------------------------------------ folding
 
     def _admitted(self, record: Admission, context: Context) -> None:
+        self._refuse_foreign(record)
         store = context.store()
         if record.watermark > self.watermark:
             self.watermark = record.watermark
@@ -177,6 +180,16 @@ class Assemble:
             if parked.group == record.group:
                 self._unpark(received, context)
                 self._result(parked, received, context)
+
+    def _refuse_foreign(self, record: Admission) -> None:
+        """What cannot close would end the worker at its deadline, again and again. Raises InvalidRecord."""
+        stream = self.config.streams.get(record.stream)
+        hosts = self.config.stream_policies(record.stream) if stream is not None else ()
+        if not record.policies or any(p.policy not in hosts for p in record.policies) or record.group_size < 1:
+            raise InvalidRecord(
+                f"{describe(record)}: {record.group_size} members of stream {record.stream!r} for policies "
+                f"{[p.policy for p in record.policies]}, which this run does not have"
+            )
 
     def _failed(self, record: Failed, received: Received, context: Context) -> None:
         x = self.groups.get(record.group)

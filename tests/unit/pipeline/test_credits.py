@@ -184,3 +184,11 @@ def test_exact_refill_admits_one_group_for_each_that_was_dropped(exact: bool, ex
     while p.room()[0]:
         p.rolling += 1
     assert p.rolling == expected
+
+
+def test_a_step_that_names_a_batch_out_of_all_reach_ends_what_there_is_and_is_not_counted_up_to() -> None:
+    held, store = Credits(make_config(), frozenset()), fresh_store()
+    opened(held, store, 3)
+    held.batched(0, 1, [0, 2])
+    assert held.moved(0, 1, 1 << 62, resumed=False) == (True, [0, 2])
+    assert list(held.groups) == [1]

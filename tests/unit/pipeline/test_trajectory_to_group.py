@@ -135,6 +135,23 @@ def test_a_group_whose_tasks_all_died_still_ends() -> None:
     assert endings(driver) == [("failed", 0, "deadline: 0 of 2 usable")]
 
 
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"stream": "other"},
+        {"policies": []},
+        {"policies": [AdmittedPolicy(policy=7, min_version=0, cap=1)]},
+        {"group_size": 0},
+    ],
+)
+def test_an_admission_of_what_the_run_does_not_have_is_refused_and_not_at_its_deadline(foreign: dict[str, Any]) -> None:
+    driver = fed(**foreign)
+    at_deadline(driver)
+    ((received, error),) = driver.dead_letters
+    assert received.topic == "admissions" and "which this run does not have" in str(error)
+    assert endings(driver) == []
+
+
 def test_what_was_written_before_the_timer_is_read_before_it_fires() -> None:
     driver = fed()
     driver.append("trajectories", make_trajectory(0, 0))
