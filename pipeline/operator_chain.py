@@ -182,6 +182,10 @@ def operator_class(entry: OperatorConfig) -> type[Operator]:
         raise ConfigurationError(
             f"operator {entry.type!r} is {found!r}: it must be a class with kind and Configuration"
         )
+    taken = sorted({"type", "stream", "policy"}.intersection(getattr(settings, "model_fields", ())))
+    if taken:
+        told = f"operator {entry.type!r} has a key {taken[0]} of its own, which every entry has: call it otherwise"
+        raise ConfigurationError(told)
     lacking = [name for name in _METHODS.get(found.kind, ()) if not callable(getattr(found, name, None))]
     if lacking:
         raise ConfigurationError(f"operator {entry.type!r} of kind {found.kind} has no method {', '.join(lacking)}")
@@ -219,7 +223,9 @@ def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
 
 
 def _caught(call: Callable[[], None]) -> Exception | None:
-    """What a call of an operator raised. Raises StoreFile: the disk's fault, not the operator's; the task is restored."""
+    """What a call of an operator raised. Raises StoreFile, the disk's fault and not the operator's: that ends the task,
+    which is restored.
+    """
     try:
         call()
     except StoreFile:

@@ -20,9 +20,8 @@ class PromptHistory:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._values: dict[bytes, Any] = {}
-        """In the order of learning."""
-        self._next = 0
+        self._values: dict[bytes, tuple[int, Any]] = {}
+        """Number and value, in the order of learning, which is that of the numbers."""
 
     def __len__(self) -> int:
         """Prompts that are remembered."""
@@ -30,22 +29,20 @@ class PromptHistory:
 
     def load(self, store: Store) -> None:
         """Take what is remembered from a store."""
-        saved = [(key, *json.loads(value)) for key, value in store.scan(_PREFIX)]
-        saved.sort(key=lambda entry: entry[1])
-        self._values = {key: value for key, _, value in saved}
-        self._next = saved[-1][1] + 1 if saved else 0
+        saved = [(key, tuple(json.loads(value))) for key, value in store.scan(_PREFIX)]
+        self._values = dict(sorted(saved, key=lambda entry: entry[1][0]))
 
     def get(self, prompt: Prompt) -> Any:
         """What is remembered of a prompt; None when nothing is."""
-        return self._values.get(_key(prompt))
+        return self._values.get(_key(prompt), (0, None))[1]
 
     def put(self, prompt: Prompt, value: Any, store: Store) -> None:
         """Remember; ``value`` is plain data."""
         key = _key(prompt)
         self._values.pop(key, None)
-        self._values[key] = value
-        store.put(key, json.dumps([self._next, value], separators=(",", ":")).encode())
-        self._next += 1
+        number = next(reversed(self._values.values()))[0] + 1 if self._values else 0
+        self._values[key] = (number, value)
+        store.put(key, json.dumps([number, value], separators=(",", ":")).encode())
         if len(self._values) > self._limit:
             oldest = next(iter(self._values))
             del self._values[oldest]

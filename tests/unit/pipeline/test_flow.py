@@ -10,6 +10,7 @@ from stage_feed import make_config
 
 from headrace.pipeline import flow
 from headrace.pipeline.operators.dynamic_sampling import DynamicSampling
+from headrace.pipeline.operators.operator import OperatorConfiguration
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.topics import SUB_TOPOLOGIES, TOPICS
 
@@ -29,6 +30,14 @@ class Odd(DynamicSampling):
 class Unmade(DynamicSampling):
     def __init__(self, configuration: Any) -> None:
         raise KeyError("depth")
+
+
+class TakenConfiguration(OperatorConfiguration):
+    policy: str = ""
+
+
+class Taken(DynamicSampling):
+    Configuration: ClassVar[type[OperatorConfiguration]] = TakenConfiguration
 
 
 class Bare:
@@ -115,6 +124,7 @@ REPLAY = {"type": "replay", "ratio": 0.5}
             lambda: make_config(operators=[{"type": f"{__name__}:Bare"}]),
             "of kind filter has no method process, on_timer",
         ),
+        (lambda: make_config(operators=[{"type": f"{__name__}:Taken"}]), "has a key policy of its own"),
         (lambda: make_config(operators=[{"type": "greso", "easy_from": math.nan}]), "easy_from: .*finite"),
         (lambda: make_config(operators=[{"type": "curriculum", "ceiling": [(0, math.nan)]}]), "ceiling.*finite"),
         (
