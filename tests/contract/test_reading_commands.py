@@ -232,6 +232,11 @@ def test_lag_is_the_way_to_the_end(address: str) -> None:
     assert rows == [{"group": "batch", "topic": "ledger", "partition": 0, "position": 1, "end": 3, "lag": 2}]
 
 
+def test_workers_of_a_run_that_nobody_joined(folder: Path, address: str) -> None:
+    done = headrace("workers", "suspend", "--all", "--folder", str(folder), "--bootstrap", address)
+    assert done.returncode == 78 and "none has joined yet" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_heads_of_trajectories_are_read_without_their_arrays(address: str) -> None:
     connection = Connection.of(RunConfig.model_fields["kafka"].default, "read", address)
     (head,) = read_trajectory_heads(connection)
