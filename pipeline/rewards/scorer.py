@@ -42,8 +42,7 @@ class Scorer:
         self._group_options = {n: s.group_reward_options for n, s in config.streams.items()}
         self._group_rewards = {n: s.group_reward for n, s in config.streams.items()}
         self._pool: RewardPool | None = None
-        # threads of their own: one that hangs must not keep the worker from reading, writing and ending
-        self._threads = ThreadPoolExecutor(_THREADS, "waiting-reward")
+        self._threads: ThreadPoolExecutor | None = None
         self._spent: Counter[str] = Counter()
         self._loaded: dict[tuple[str, str, bool], Any] = {}
         for name, section in config.streams.items():
@@ -91,7 +90,9 @@ class Scorer:
 
     def close(self) -> None:
         """End the processes of the pool, and wait for no thread."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
         if self._pool is not None:
             self._pool.close()
 
@@ -104,6 +105,8 @@ class Scorer:
             return call(name, reward, prompt, completions)
         timeout = _seconds(reward, options)
         if isolation == "thread":
+            # threads of their own: one that hangs must not keep the worker from reading, writing and ending
+            self._threads = self._threads or ThreadPoolExecutor(_THREADS, "waiting-reward")
             try:
                 async with asyncio.timeout(timeout):
                     loop = asyncio.get_running_loop()
