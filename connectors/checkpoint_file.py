@@ -7,6 +7,7 @@ Goes in: raw bits by checkpoint name and the folder of the model they belong to;
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.schemas.delta_layout import Layout
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("write_checkpoint", "write_safetensors")
+__all__ = ("check_target", "write_checkpoint", "write_safetensors")
 
 _NAMES = {
     "bfloat16": "BF16",
@@ -42,19 +43,29 @@ def write_checkpoint(
 
     weights: name -> raw bits (uint16 for bfloat16) for every tensor of the layout. model: a model folder, None for
     weights alone. metadata: strings for the file's header. Raises ConfigurationError when ``target`` holds files or
-    ``model`` is no model folder.
+    ``model`` is no model folder, and OSError, leaving ``target`` empty, when it cannot be written.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigurationError(f"{target} exists and is not an empty folder: choose another one")
+    check_target(target)
     if model is not None and not (model / "config.json").is_file():
         raise ConfigurationError(f"{model} is no model folder: it has no config.json; name it with --model")
-    target.mkdir(parents=True, exist_ok=True)
     dtypes = {tensor.name: tensor.dtype for tensor in layout.tensors}
-    write_safetensors(target / "model.safetensors", {name: weights[name] for name in dtypes}, dtypes, metadata)
-    if model is not None:
-        for path in sorted(model.iterdir()):
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_safetensors(target / "model.safetensors", {name: weights[name] for name in dtypes}, dtypes, metadata)
+        for path in sorted(model.iterdir()) if model is not None else ():
             if path.is_file() and path.suffix in _BESIDE and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, target / path.name)
+    except OSError:
+        for path in target.iterdir() if target.is_dir() else ():
+            with suppress(OSError):
+                path.unlink()
+        raise
+
+
+def check_target(target: Path) -> None:
+    """Raise ConfigurationError unless ``target`` is missing or an empty folder."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigurationError(f"{target} exists and is not an empty folder: choose another one")
 
 
 def write_safetensors(

@@ -147,16 +147,17 @@ class CheckedVersion:
 def verify_chain(store: ObjectStore, run: str, policy: str) -> list[CheckedVersion]:
     """Rebuild every committed version of a policy in every way the store offers, and compare root digests.
 
-    Versions in order, from the oldest that is kept; a version without a problem can be loaded bit for bit. Raises the
-    store's errors.
+    Versions in order, from the oldest that is kept, with those before it that were kept for themselves; a version
+    without a problem can be loaded bit for bit. Raises the store's errors.
     """
     chain = Chain(store, run, policy)
     floor = chain.pruned_below()
-    return list(_checked(chain, [version for version in chain.versions() if version >= floor], floor))
+    spared = chain.spared_below(floor)
+    return list(_checked(chain, [one for one in chain.versions() if one >= floor or one in spared], floor))
 
 
 def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedVersion]:
-    """The versions from ``floor`` on, in order."""
+    """The versions in order; of those below ``floor`` the one way that was kept."""
     image: Image | None = None
     for version in versions:
         try:
@@ -169,7 +170,8 @@ def _checked(chain: Chain, versions: list[int], floor: int) -> Iterator[CheckedV
         ways: list[str] = []
         problems: list[str] = []
         found: Image | None = None
-        for hop in chain.ways_to(link, floor):
+        only = Hop.full(link) if link.manifest.full else Hop.delta(link)
+        for hop in chain.ways_to(link, floor) if version >= floor else (only,):
             try:
                 base = _parent(chain, hop, image)
             except (DeltaCorrupt, MissingLink, NoSuchKey) as error:

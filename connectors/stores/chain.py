@@ -255,6 +255,17 @@ class Chain:
             return 0
         return int(text) if text.isdigit() and len(text) <= 12 else 0
 
+    def spared_below(self, floor: int) -> set[int]:
+        """Versions below the oldest kept one that have objects still: one that was kept for itself, and its way."""
+        found: set[int] = set()
+        for kind in ("delta", "full") if floor > 0 else ():
+            prefix = f"{self.keys.root}/{kind}/"
+            for info in self.store.list(prefix):
+                text = info.key.removeprefix(prefix).partition("/")[0]
+                if text.isdecimal() and int(text) < floor:
+                    found.add(int(text))
+        return found
+
     def ways_to(self, link: Link, low: int = 0) -> list[Hop]:
         """Every way to a version from one not below ``low``: delta, full, merged deltas."""
         merges = self.merges(link.version, link.version).get(link.version, ())

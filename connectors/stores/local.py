@@ -131,11 +131,14 @@ class LocalStore:
         """Remove temporary files of killed writers (see ``ObjectStore.sweep_unfinished``)."""
         folder, _, _ = check_prefix(prefix).rpartition("/")
         swept = 0
-        for path in (self._root / folder).rglob(".*.part"):
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
-                    swept += 1
+        try:
+            for path in (self._root / folder).rglob(".*.part"):
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime < before:
+                        path.unlink()
+                        swept += 1
+        except OSError as error:
+            raise self._explained(error, prefix, "sweep") from error
         return swept
 
     def _path(self, key: str) -> Path:

@@ -12,6 +12,7 @@ import typer
 from headrace.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from headrace.connectors.stores.chain import Chain
     from headrace.connectors.stores.store import ObjectStore
 
 __all__ = ("Place", "Policy", "RunId", "Where", "number_of", "place_of")
@@ -32,10 +33,17 @@ class Place:
     folder: Path | None
 
 
-def number_of(head: int, version: int, place: Place) -> int:
-    """The version meant: -1 is the head. Raises ConfigurationError when nothing is committed."""
+def number_of(chain: "Chain", version: int, place: Place) -> int:
+    """The version meant: -1 is the newest. Raises ConfigurationError when it is not committed."""
+    from headrace.connectors.stores.store import exists
+
+    head = chain.head_version()
     if head < 0:
         raise ConfigurationError(f"{place.store.url}: nothing is committed under runs/{place.run}/{place.policy}")
+    if version < -1 or (version >= 0 and not exists(place.store, chain.keys.manifest(version))):
+        raise ConfigurationError(
+            f"{place.store.url}: {place.run}/{place.policy} has no version {version}; {head} is the newest"
+        )
     return head if version < 0 else version
 
 

@@ -4,17 +4,22 @@ A run folder or a store URL in; tables, JSON, a verdict (exit 1 on a version tha
 checkpoint of any version out. Nothing here writes to the store; what does is in ``delta_upkeep``.
 """
 
+import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.pipeline.cli.arguments import Format, Output, command_group, print_json, print_table
-from headrace.pipeline.cli.delta_place import Policy, RunId, Where, number_of, place_of
+from headrace.pipeline.cli.delta_place import Place, Policy, RunId, Where, number_of, place_of
 from headrace.pipeline.cli.delta_upkeep import compact, merge, prune
+from headrace.schemas.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace.schemas.delta_manifest import WeightManifest
 
 __all__ = ("app",)
 
@@ -32,23 +37,33 @@ def list_versions(where: Where, run: RunId = "", policy: Policy = "", output: Ou
 
     place = place_of(where, run, policy)
     chain = Chain(place.store, place.run, place.policy)
-    floor = chain.pruned_below()
     numbers = chain.versions()
-    versions = [link.manifest.committed(chain.keys, link.sha256) for link in chain.links(numbers)]
-    if len(versions) < len(numbers):
-        unreadable = len(numbers) - len(versions)
+    links = chain.links(numbers)
+    floor = chain.pruned_below()
+    spared = chain.spared_below(floor)
+    if len(links) < len(numbers):
+        unreadable = len(numbers) - len(links)
         sys.stderr.write(f"{unreadable} manifests cannot be read; `headrace deltas verify` says why\n")
+    rows = []
+    for link in links:
+        version = link.manifest.committed(chain.keys, link.sha256)
+        pruned = version.version < floor and version.version not in spared
+        rows.append((version, pruned, "pruned" if pruned else "+".join(_kinds(link.manifest))))
     if output is Format.json:
-        print_json([{**asdict(version), "pruned": version.version < floor} for version in versions])
+        print_json([{**asdict(version), "pruned": pruned} for version, pruned, _ in rows])
         return
-    rows = [
+    table = [
         (
-            v.version, v.lineage, v.batch, "pruned" if v.version < floor else v.kind, v.size, f"{v.changed_share:.3%}",
+            v.version, v.lineage, v.batch, what, v.size, f"{v.changed_share:.3%}",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(v.published_ms / 1000)), v.root_digest[:16],
         )
-        for v in versions
+        for v, _, what in rows
     ]  # fmt: skip
-    print_table(("version", "lineage", "batch", "kind", "bytes", "changed", "published", "root digest"), rows)
+    print_table(("version", "lineage", "batch", "kind", "bytes", "changed", "published", "root digest"), table)
+
+
+def _kinds(manifest: "WeightManifest") -> list[str]:
+    return [kind for kind in ("delta", "full") if getattr(manifest, kind)]
 
 
 @app.command()
@@ -60,7 +75,7 @@ def show(
 
     place = place_of(where, run, policy)
     chain = Chain(place.store, place.run, place.policy)
-    committed = chain.committed(number_of(chain.head_version(), version, place))
+    committed = chain.committed(number_of(chain, version, place))
     manifest = chain.link(committed.version).manifest
     tensors = chain.layout(manifest.layout_digest).tensors
     changed = [
@@ -139,16 +154,39 @@ def export(
     policy: Policy = "",
 ) -> None:
     """Write a version as a Hugging Face checkpoint."""
-    from headrace.connectors.checkpoint_file import write_checkpoint
+    from headrace.connectors.adapters import holds_adapters
+    from headrace.connectors.checkpoint_file import check_target, write_checkpoint
+    from headrace.connectors.stores.chain import Chain
     from headrace.pipeline.delta_to_worker import WeightReader
 
     place = place_of(where, run, policy)
+    check_target(target)
     reader = WeightReader(place.store, place.run, place.policy)
-    reader.fetch(number_of(reader.head_version(), version, place))
+    reader.fetch(number_of(Chain(place.store, place.run, place.policy), version, place))
     snapshot = reader.snapshot()
     head = snapshot.version
+    if holds_adapters(snapshot.weights):
+        _export_with_adapters(place, head.version, target, model)
+        return
     told = {"run": head.run, "policy": head.policy, "version": str(head.version), "root_digest": head.root_digest}
     folder = model or place.model
-    write_checkpoint(target, snapshot.layout, snapshot.weights, folder, told)
+    try:
+        write_checkpoint(target, snapshot.layout, snapshot.weights, folder, told)
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written: {error.strerror or error}") from error
     beside = f" with configuration and tokenizer of {folder}" if folder else " (weights alone: name --model)"
     sys.stdout.write(f"version {head.version} of {head.run}/{head.policy} written to {target}{beside}\n")
+
+
+def _export_with_adapters(place: Place, version: int, target: Path, model: Path | None) -> None:
+    """The trained model with its adapters added in, and the adapters alone beside it (``trainers.export``)."""
+    if place.folder is None or model is not None:
+        raise ConfigurationError(
+            f"version {version} of {place.run}/{place.policy} holds adapters alone: name the run's folder, without "
+            "--model, so that they are added to the model that they were trained on"
+        )
+    words = ["--config", str(place.folder / "config.json"), "--policy", place.policy, "--version", str(version)]
+    done = subprocess.run([sys.executable, "-m", "headrace.trainers.export", *words, "--target", str(target)])
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    sys.stdout.write(f"version {version} of {place.run}/{place.policy} written to {target}, its adapters added in\n")

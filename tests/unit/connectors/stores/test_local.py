@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -206,3 +207,16 @@ def test_keys_that_a_store_could_spell_differently_are_refused(key: str) -> None
             check(key)
     with pytest.raises(UnsafeKey):
         check_prefix("a//")
+
+
+def test_a_sweep_without_the_right_to_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"x")
+    (tmp_path / "a" / ".0123.part").write_bytes(b"ha")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreRefused, match=r"cannot sweep a/: Permission denied; check owner"):
+        store.sweep_unfinished("a/", 2e12)

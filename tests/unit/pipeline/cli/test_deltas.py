@@ -1,13 +1,17 @@
 """`headrace deltas`: what it prints of a store and of a run folder, its exit codes, and the exported checkpoint."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headrace.connectors.adapters import SCALING
 from headrace.connectors.stores.local import LocalStore
 from headrace.pipeline.cli.main import main
+from headrace.pipeline.delta_prune import prune
 from headrace.schemas.delta_layout import Layout
 from headrace.trainers.step_to_delta import DeltaPublisher
 
@@ -141,6 +145,96 @@ def test_any_version_is_loaded_by_transformers(tmp_path: Path, version: int) -> 
         assert np.array_equal(parameter.detach().view(torch.int16).numpy().view(np.uint16), truth[version][name]), name
     assert loaded.get_output_embeddings().weight.data_ptr() == loaded.get_input_embeddings().weight.data_ptr()
     assert AutoTokenizer.from_pretrained(out).encode("12") == AutoTokenizer.from_pretrained(model).encode("12")
+
+
+def test_a_version_that_never_was_is_said_with_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published(tmp_path / "store")
+    for words in (("show", "3"), ("show", "--", "-2"), ("export", str(tmp_path / "out"), "--version", "3")):
+        assert headrace(words[0], str(tmp_path / "store"), *words[1:]) == 78
+        assert "first/main has no version" in (said := capsys.readouterr().err)
+        assert "2 is the newest" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_does_not_fit_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = LocalStore(tmp_path / "store")
+    weights = {"w": np.arange(2 << 20, dtype=np.uint32)}
+    publisher = DeltaPublisher(store, "first", "main", Layout.of(weights, {"w": "float32"}))
+    publisher.publish(weights, version=0, lineage=0, batch=0, parent=None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        assert headrace("export", str(tmp_path / "store"), str(tmp_path / "out")) == 78
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert f"{tmp_path / 'out'} cannot be written: File too large" in capsys.readouterr().err
+    assert headrace("export", str(tmp_path / "store"), str(tmp_path / "out")) == 0
+
+
+def test_adapters_alone_are_no_model_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {SCALING: np.ones(1, np.uint16), "base_model.model.w.lora_A.weight": np.ones((2, 4), np.uint16)}
+    publisher = DeltaPublisher(
+        LocalStore(tmp_path / "store"), "first", "main", Layout.of(weights, dict.fromkeys(weights, "bfloat16"))
+    )
+    publisher.publish(weights, version=0, lineage=0, batch=0, parent=None)
+    assert headrace("export", str(tmp_path / "store"), str(tmp_path / "out")) == 78
+    assert "holds adapters alone: name the run's folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_of_a_run_are_exported_added_to_their_model(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from trainer_feed import make_model
+    from transformers import AutoModelForCausalLM
+
+    model = make_model(tmp_path / "model")
+    module = "model.layers.0.self_attn.q_proj"
+    with torch.no_grad():
+        before = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).get_submodule(module).weight.clone()
+    rows, columns = before.shape
+    one = np.uint16(0x3F80)  # 1.0 as bfloat16
+    weights = {
+        SCALING: np.full(1, one), f"base_model.model.{module}.lora_A.weight": np.full((2, columns), one),
+        f"base_model.model.{module}.lora_B.weight": np.full((rows, 2), one),
+    }  # fmt: skip
+    run = tmp_path / "runs" / "first"
+    publisher = DeltaPublisher(
+        LocalStore(run / "store"), "first", "main", Layout.of(weights, dict.fromkeys(weights, "bfloat16"))
+    )
+    publisher.publish(weights, version=0, lineage=0, batch=0, parent=None)
+    config = {
+        "run": {"id": "first", "folder": str(tmp_path / "runs")},
+        "policies": {"main": {"model": str(model)}},
+        "streams": {"s": {"dataset": "train.jsonl", "reward": "exact_match"}},
+    }
+    (run / "config.json").write_text(json.dumps(config))
+    assert headrace("export", str(run), str(tmp_path / "out")) == 0
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out").get_submodule(module).weight
+    assert torch.equal(after, (before.float() + 2).bfloat16())
+    assert (tmp_path / "out" / "adapter" / "adapter_config.json").is_file()
+
+
+def test_a_spared_version_is_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = LocalStore(tmp_path)
+    publisher = DeltaPublisher(store, "first", "main", Layout.of(BITS, DTYPES), full_every=4)
+    head = None
+    for version in range(14):
+        weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
+        head = publisher.publish(weights, version=version, lineage=0, batch=version, parent=head)
+    prune(store, "first", "main", single=[5], grace_seconds=0, orphan_seconds=0)
+    assert headrace("list", str(tmp_path), "--format", "json") == 0
+    assert [v["version"] for v in json.loads(capsys.readouterr().out) if not v["pruned"]] == [4, 5, *range(8, 14)]
+    assert headrace("list", str(tmp_path)) == 0
+    kinds = [line.split()[3] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert kinds[:9] == ["pruned"] * 4 + ["delta+full", "delta"] + ["pruned"] * 2 + ["delta+full"]
+    assert headrace("verify", str(tmp_path), "--format", "json") == 0
+    checked = {one["version"]: one["ways"] for one in json.loads(capsys.readouterr().out)}
+    assert (checked[4], checked[5]) == (["full"], ["delta"])
+    (info,) = store.list("runs/first/main/full/4/")
+    store.delete(info.key)
+    assert headrace("verify", str(tmp_path)) == 1
 
 
 def test_merge_and_prune_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
