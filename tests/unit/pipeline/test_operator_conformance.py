@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from headrace.connectors.plugins import installed
+from headrace.pipeline import serving_conformance
 from headrace.pipeline.operator_conformance import assert_conforms, conformance
 from headrace.pipeline.operators.operator import GroupDraft, OperatorConfiguration, OperatorContext
 from headrace.schemas.errors import ConfigurationError
+from headrace.schemas.records import Closed
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "accept_all": [{}],
@@ -152,3 +155,11 @@ def test_an_unknown_name_and_refused_settings_are_errors_of_configuration() -> N
         conformance("dedupe")
     with pytest.raises(ConfigurationError, match="give low, high or both"):
         conformance("reward_range")
+
+
+@pytest.mark.parametrize(("by", "passed"), [(("batch", "assemble"), True), (("batch", "batch"), False)])
+def test_what_assemble_ends_after_batch_did_is_no_second_ending(by: tuple[str, str], passed: bool) -> None:
+    """A group that finishes after its last chance has ended as stale."""
+    ledger = [Closed(policy=0, group=0, reason="stale", by=name) for name in by]
+    driver: Any = SimpleNamespace(dead_letters=[], records=lambda topic: ledger)
+    assert serving_conformance._endings_check(driver, 1).passed is passed
