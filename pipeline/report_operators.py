@@ -1,4 +1,4 @@
-"""The operators of a run in words, for its report: kind, the package that brings each, and how many groups it dropped.
+"""The operators of a run in words, for its report: kind, the package that brings each, and what it dropped.
 
 In: a configuration and what the ledgers add up to; out: a line for each entry of ``[[operators]]``, in their order.
 """
@@ -26,13 +26,15 @@ def _words(entry: OperatorConfig, tally: Tally) -> str:
     dropped = sum(
         count for policy in tally.policies.values() for why, count in policy.closed.items() if why.endswith(mark)
     )
+    skipped = sum(policy.skipped[entry.type] for policy in tally.policies.values())
     try:
         kind: str = operator_class(entry).kind
     except ConfigurationError:  # a report can be made where the package is not installed
         kind = "not installed here"
     where = "" if ":" in entry.type else _package(entry.type)
     scope = " ".join(part for part in (entry.stream, entry.policy) if part)
-    parts = [kind, where and f"of {where}", scope and f"for {scope}", f"{dropped} groups dropped" if dropped else ""]
+    drops = [f"{dropped} groups dropped" if dropped else "", f"{skipped} prompts skipped" if skipped else ""]
+    parts = [kind, where and f"of {where}", scope and f"for {scope}", *drops]
     return ", ".join(part for part in parts if part)
 
 

@@ -62,6 +62,8 @@ class PolicyTally:
     """Reason, with the operator when one decided, to number of groups."""
     filtered_since_kept: Counter[str] = field(default_factory=Counter)
     """Groups that operators dropped since one was kept, by operator and reason."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Prompts that operators dropped, by operator."""
     skipped_since_opened: Counter[str] = field(default_factory=Counter)
     """Prompts that operators dropped since one became a group, by operator and reason."""
     rewards: list[RewardPoint] = field(default_factory=list)
@@ -154,6 +156,7 @@ class Tally:
             case Stop():
                 self.policies[record.policy].stopped = True
             case Skipped():
+                self.policies[record.policy].skipped[record.operator] += 1
                 self.policies[record.policy].skipped_since_opened[f"{record.operator}: {record.reason}"] += 1
             case Opened() | Kept() | Closed() | Batched() | Trained():
                 _fold_credit(self.policies[record.policy], record, timestamp_ms)

@@ -6,13 +6,14 @@ from stage_feed import make_config
 
 from headrace.pipeline.report_operators import operators_in_words
 from headrace.pipeline.tally import Tally
-from headrace.schemas.records import Closed, Opened
+from headrace.schemas.records import Closed, Opened, Skipped
 
 
 def test_operators_in_words() -> None:
     config = make_config(
         policies={"a": {"model": "none"}, "b": {"model": "none"}},
         operators=[
+            {"type": "greso"},
             {"type": "length", "max_tokens": 9, "policy": "a"},
             {"type": "length", "max_tokens": 7, "policy": "b", "stream": "main"},
             {"type": "dynamic_sampling"},
@@ -28,7 +29,15 @@ def test_operators_in_words() -> None:
                 policy=policy, group=group, reason="filtered", by="assemble", operator="dynamic_sampling", detail="x"
             )
         )
+    for position in range(3):
+        tally.fold(
+            Skipped(
+                policy=position % 2, stream="main", prompt_id="p", epoch=0, position=position, operator="greso",
+                reason="probably_easy", detail="x",
+            )
+        )  # fmt: skip
     assert operators_in_words(config, tally) == {
+        "greso": "prompt, of headrace, 3 prompts skipped",
         "length": "filter, of headrace, for a",
         "length 2": "filter, of headrace, for main b",
         "dynamic_sampling": "filter, of headrace, 3 groups dropped",
