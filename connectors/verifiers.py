@@ -21,10 +21,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.connectors.datasets.rows import Rows, TableRows
 from headrace.schemas.errors import ConfigurationError
 
-__all__ = ("COLUMN", "Description", "Package", "Played", "guarded", "open_package", "open_rows", "read_description")
+__all__ = (
+    "COLUMN",
+    "KEY_VARIABLE",
+    "Description",
+    "Package",
+    "Played",
+    "guarded",
+    "open_package",
+    "open_rows",
+    "read_description",
+)
 
 COLUMN = "verifiers"
 """Column of a row that holds all that the environment needs to play it."""
+KEY_VARIABLE = "CAPTURE_NEEDS_NO_KEY"
+"""The environment variable in which the library looks for a key. It is not set: the key is part of the URL, and none of
+the user's may be sent there."""
 
 
 class Description(BaseModel):

@@ -10,13 +10,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headrace.connectors.verifiers import COLUMN, Description, Played
+from headrace.connectors.verifiers import COLUMN, KEY_VARIABLE, Description, Played
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("ClassicPackage", "message_texts")
-
-_KEY_VARIABLE = "HEADRACE_CAPTURE_KEY"
-"""Never set: the key is part of the URL, and no other key may be sent to it."""
 
 
 class ClassicPackage:
@@ -52,7 +49,7 @@ class ClassicPackage:
     async def play(self, row: Mapping[str, Any], base_url: str) -> Played:
         """A rollout and its score."""
         client = self._client_config(
-            client_type="openai_chat_completions", api_base_url=base_url, api_key_var=_KEY_VARIABLE, max_retries=0
+            client_type="openai_chat_completions", api_base_url=base_url, api_key_var=KEY_VARIABLE, max_retries=0
         )
         made = await self._environment.run_rollout(dict(row), client, "policy", {}, state_columns=[])
         if made.get("error"):

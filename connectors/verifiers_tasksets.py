@@ -11,14 +11,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headrace.connectors.verifiers import COLUMN, Description, Played
+from headrace.connectors.verifiers import COLUMN, KEY_VARIABLE, Description, Played
 from headrace.connectors.verifiers_classic import message_texts
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("TasksetPackage",)
-
-_KEY_VARIABLE = "HEADRACE_CAPTURE_KEY"
-"""Never set, as in ``verifiers_classic``."""
 
 
 class TasksetPackage:
@@ -77,7 +74,7 @@ class TasksetPackage:
         environment = self._environment
         kind = type(environment.taskset).task_type()
         task = kind(kind.data_type().model_validate(dict(row)), self._config.taskset.task)
-        client = self._v1.EvalClientConfig(base_url=base_url, api_key_var=_KEY_VARIABLE)
+        client = self._v1.EvalClientConfig(base_url=base_url, api_key_var=KEY_VARIABLE)
         (slot,) = environment.slots(task)
         episode = await environment.run_slot(slot, self._v1.ModelContext(model="policy", client=client))
         if not episode.ok:
