@@ -37,6 +37,8 @@ FolderOption = Annotated[str, typer.Option("--folder", "-f", help="Run folder; w
 RunOption = Annotated[str, typer.Option("--run", help="Run id on the cluster of --bootstrap, instead of a folder.")]
 ClusterOption = Annotated[str, typer.Option("--bootstrap", help="HOST:PORT of the run's Kafka.")]
 
+_MEET_SECONDS = 10.0
+"""A cluster has so long to answer a command for the first time."""
 _SHOWN = 8
 _LONG_TEXT = 400
 
@@ -46,8 +48,7 @@ def reading(folder: str, run: str, bootstrap: str, *modules: str, role: str = LO
     """A connection to a run's topics; ``modules`` are those that the caller is going to import.
 
     They are loaded while a local broker starts, which takes about as long. ``role`` is the login of who does more than
-    look. Raises ConfigurationError when no run can be
-    found.
+    look. Raises ConfigurationError when no run can be found, BrokerUnreachable and LoginRefused.
     """
     from headrace.pipeline.launch.folder import RunFolder
     from headrace.pipeline.launch.local_broker import broker_of
@@ -81,7 +82,9 @@ def topics_of(connection: "Connection") -> dict[str, int]:
 def _connection(kafka: "KafkaConfig", run: str, bootstrap: str, role: str) -> "Connection":
     from headrace.connectors.kafka import Connection
 
-    return Connection.of(kafka, run, bootstrap, role=role)
+    connection = Connection.of(kafka, run, bootstrap, role=role)
+    connection.wait_for_broker(_MEET_SECONDS)  # what is wrong with an address or a login is said here, and soon
+    return connection
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:

@@ -282,6 +282,8 @@ def test_plain_text_to_a_tls_port_says_so_at_once_and_ends_a_command(cluster: Cl
     done = headrace("kafka", "acls", "--run", RUN, "--config", str(config), "--apply")
     assert done.returncode == 78
     assert "speaks TLS" in done.stdout and "Traceback" not in done.stdout
+    done = headrace("topics", "list", "--run", RUN, "--bootstrap", cluster.bootstrap())
+    assert done.returncode == 78 and "speaks TLS" in done.stdout
 
 
 def test_what_is_denied_later_names_the_act_and_the_cluster(cluster: Cluster, topics: dict[str, int]) -> None:
