@@ -10,6 +10,9 @@ import json
 import secrets
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +23,7 @@ from headrace.pipeline.environments.environment import (
     Observation,
     guarded,
     make_environment,
+    observed,
 )
 from headrace.schemas.parts import Message
 from headrace.schemas.records import Prompt
@@ -27,6 +31,8 @@ from headrace.schemas.records import Prompt
 __all__ = ("EnvironmentServer", "main")
 
 _MOST_EPISODES = 1024
+_THREADS = 64
+"""Calls at a time; one that hangs keeps its thread."""
 
 
 @dataclass(slots=True)
@@ -43,6 +49,7 @@ class EnvironmentServer:
         self._name, self._options = name, options
         self._live: OrderedDict[str, _Live] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "environment")
         self._http = HttpServer(self._handle)
 
     async def start(self, host: str, port: int) -> int:
@@ -52,6 +59,7 @@ class EnvironmentServer:
     async def close(self) -> None:
         """Stop listening."""
         await self._http.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle(self, request: Request) -> Answer:
         calls = {"/reset": self._reset, "/step": self._step, "/close": self._close}
@@ -63,7 +71,7 @@ class EnvironmentServer:
             return Answer(200, await call(body))
         except KeyError as error:
             return Answer(404, {"error": f"there is no {error}"})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             return Answer(400, {"error": f"{type(error).__name__}: {error}"})
         except EnvironmentFailed as error:
             return Answer(422, {"error": str(error)})
@@ -73,11 +81,12 @@ class EnvironmentServer:
         given["messages"] = [Message(**m) for m in given.get("messages", [])]
         prompt = Prompt(**given)
         environment = make_environment(self._name, self._options)
-        seen = await asyncio.to_thread(guarded, self._name, "reset", environment.reset, int(body["seed"]), prompt)
+        seen = await self._called("reset", environment.reset, int(body["seed"]), prompt)
         key = secrets.token_urlsafe(12)
         while len(self._live) >= _MOST_EPISODES:
-            _, old = self._live.popitem(last=False)
-            old.environment.close()
+            key_of_old, old = self._live.popitem(last=False)
+            self._locks.pop(key_of_old, None)
+            await self._end(old)
         self._live[key] = _Live(environment, 0, {})
         return {**_told(seen), "episode": key, "tools": list(getattr(environment, "tools", None) or [])}
 
@@ -90,8 +99,7 @@ class EnvironmentServer:
                 return live.last
             if turn != live.turn:
                 raise ValueError(f"turn {turn} was asked for, turn {live.turn} is next")
-            step = live.environment.step
-            seen = await asyncio.to_thread(guarded, self._name, "step", step, str(body["action"]))
+            seen = await self._called("step", live.environment.step, str(body["action"]))
             live.turn, live.last = turn + 1, _told(seen)
             return live.last
 
@@ -99,8 +107,20 @@ class EnvironmentServer:
         live = self._live.pop(str(body["episode"]), None)
         self._locks.pop(str(body["episode"]), None)
         if live is not None:
-            live.environment.close()
+            await self._end(live)
         return {}
+
+    async def _called(self, what: str, call: Callable[..., Any], *arguments: Any) -> Observation:
+        """One call in a thread. Raises EnvironmentFailed."""
+        loop = asyncio.get_running_loop()
+        value = await loop.run_in_executor(self._threads, guarded, self._name, what, call, *arguments)
+        return observed(self._name, what, value)
+
+    async def _end(self, live: _Live) -> None:
+        """Close an episode's environment; what that raises is its own affair."""
+        loop = asyncio.get_running_loop()
+        with suppress(EnvironmentFailed):
+            await loop.run_in_executor(self._threads, guarded, self._name, "close", live.environment.close)
 
 
 def _told(seen: Observation) -> dict[str, Any]:

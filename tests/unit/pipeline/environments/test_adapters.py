@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from headrace.pipeline.capture.http import Request
+from headrace.pipeline.environments import serve
 from headrace.pipeline.environments.environment import make_environment
 from headrace.pipeline.environments.remote import prompt_of
 from headrace.schemas.errors import ConfigurationError
@@ -173,3 +176,44 @@ def test_a_step_that_comes_twice_is_done_once(served: str) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             call("step", wrong)
         assert refused.value.code == status
+
+
+SERVED = """
+from headrace.pipeline.environments.environment import Observation
+
+class Odd:
+    def reset(self, seed, prompt): return Observation("start")
+    def step(self, action): return Observation("x", float("nan")) if action == "nan" else Observation(action)
+    def close(self): raise RuntimeError("cannot close")
+"""
+
+
+def test_a_server_outlives_what_its_environments_and_clients_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served_environments.py").write_text(SERVED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(serve, "_MOST_EPISODES", 1)
+
+    async def told(server: serve.EnvironmentServer, path: str, body: Any) -> Any:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await server._handle(Request("POST", path, {}, content))
+        return answer.status, answer.content
+
+    async def play() -> None:
+        server = serve.EnvironmentServer("served_environments:Odd", {})
+        begin = {"seed": 1, "prompt": prompt_of(PROMPT)}
+        first = (await told(server, "/reset", begin))[1]["episode"]
+        status, second = await told(server, "/reset", begin)
+        assert status == 200, "the first gave way to it, though it cannot close"
+        gone = await told(server, "/step", {"episode": first, "turn": 0, "action": "a"})
+        assert gone[0] == 404
+        step = {"episode": second["episode"], "turn": 0}
+        status, said = await told(server, "/step", {**step, "action": "nan"})
+        assert status == 422 and "a reward is a finite number" in said["error"]
+        assert (await told(server, "/step", {**step, "action": "a"}))[1]["text"] == "a"
+        assert await told(server, "/close", {"episode": second["episode"]}) == (200, {})
+        assert (await told(server, "/step", b"[" * 100_000))[0] == 400
+        await server.close()
+
+    asyncio.run(play())
