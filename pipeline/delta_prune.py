@@ -20,6 +20,8 @@ GRACE_SECONDS = 3600.0
 """No object of a version that was published more recently is deleted: twice the longest download, at least."""
 ORPHAN_SECONDS = 3600.0
 """Objects that no manifest names are deleted when they are older; publishers upload again what is half as old."""
+_UNDER_WAY = 24
+"""So many times as long for objects of a version above the newest: a slow upload may still be under way."""
 _KEPT_FULLS = 2
 _MAX_LAG = 512
 _SILENT_MS = 60_000
@@ -91,7 +93,9 @@ def prune(
         for info in store.list(f"{chain.keys.root}/{kind}/"):
             text = info.key.removeprefix(f"{chain.keys.root}/{kind}/")[:12].partition("/")[0]
             version = int(text) if text.isdecimal() else floor
-            if info.key in kept or (version >= floor and info.modified > now - orphan_seconds):
+            under_way = not versions or version > versions[-1]
+            spare_seconds = orphan_seconds * _UNDER_WAY if under_way else orphan_seconds
+            if info.key in kept or (version >= floor and info.modified > now - spare_seconds):
                 continue
             going.append(info)
             if version >= floor:

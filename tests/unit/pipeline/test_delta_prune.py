@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.connectors.stores.local import LocalStore
+from headrace.connectors.stores.store import exists
 from headrace.pipeline.delta_prune import Pruned, prune
 from headrace.pipeline.delta_to_worker import verify_chain
 from headrace.schemas.delta_layout import Layout
@@ -79,3 +82,20 @@ def test_names_that_nobody_here_gives_hinder_nobody(tmp_path: Path) -> None:
         path.write_bytes(b"")
     assert kept.prune().floor == 4
     assert kept.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "hours", "stays"), [(9, 0.5, True), (9, 2, False), (10, 0.5, True), (10, 20, True), (10, 30, False)]
+)
+def test_what_a_slow_upload_has_put_so_far_stays_for_a_day(
+    tmp_path: Path, version: int, hours: float, stays: bool
+) -> None:
+    kept = Kept(tmp_path)
+    for _ in range(10):
+        kept.publish()
+    key = f"runs/first/main/delta/{version}/0-lost/r0.bin"
+    kept.store.put(key, b"x")
+    then = time.time() - hours * 3600
+    os.utime(tmp_path / key, (then, then))
+    kept.prune(orphan_seconds=3600.0)
+    assert exists(kept.store, key) == stays
