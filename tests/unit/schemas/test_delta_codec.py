@@ -319,3 +319,35 @@ def test_a_bomb_is_refused_before_it_unfolds() -> None:
 def test_unknown_modes_are_refused(mode: int) -> None:
     with pytest.raises(DeltaCorrupt, match=f"mode {mode}"):
         apply_frame(bytes((mode, 2, 0, 0)), np.zeros(4, np.uint16), NumpyKernels())
+
+
+@pytest.mark.parametrize(
+    ("width", "says", "count"),
+    [(2, (2, 64), 65), (2, (2, 65), 64), (4, (2, 64), 64), (1, (2, 64), 64), (2, (4, 64), 64), (8, (8, 64), 64)],
+)
+@pytest.mark.parametrize("mode", ["steps", "context", "absolute", "dense"])
+def test_a_frame_of_another_size_or_width_is_refused_untouched(
+    mode: str, width: int, says: tuple[int, int], count: int
+) -> None:
+    """One that says 8 bytes an element fits a mode of values, and no mode of steps."""
+    kernels = NumpyKernels()
+    old = np.arange(says[1], dtype=f"<u{says[0]}")
+    new = old.copy()
+    new[[3, 40]] += old.dtype.type(1)
+    short, moved_short = old.astype(np.uint16), new.astype(np.uint16)
+    payload = {
+        "steps": lambda: encode_steps(kernels.scan(short, moved_short, np.array([0, old.size]))[0], old.size),
+        "context": lambda: context_frame(short, moved_short, kernels),
+        "absolute": lambda: encode_absolute(old, new),
+        "dense": lambda: encode_dense(new),
+    }[mode]()
+    payload = payload[:1] + bytes((says[0],)) + payload[2:]
+    target = np.arange(count, dtype=f"<u{width}")
+    before = target.copy()
+    if (width, count) == says and mode in ("absolute", "dense"):
+        apply_frame(payload, target, kernels)
+        assert np.array_equal(target, new)
+        return
+    with pytest.raises(DeltaCorrupt, match="frame is for"):
+        apply_frame(payload, target, kernels)
+    assert np.array_equal(target, before)
