@@ -174,7 +174,7 @@ class OpenAIEngine:
         key, temperature = streamed.request.key, streamed.request.sampling.temperature
         exact = streamed.exact and (temperature == 1 or self._options.processed_logprobs)
         if not streamed.exact:
-            ids = self._folder.tokenize("".join(streamed.text)).tolist()
+            ids = self._folder.tokenize(streamed.said()).tolist()
             logprobs = [0.0] * len(ids)
         known = exact and self._options.version >= 0
         return Generation(

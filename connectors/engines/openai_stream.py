@@ -25,6 +25,8 @@ __all__ = ("EndpointRefused", "OpenAIOptions", "Streamed")
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may succeed."""
 _LONGEST_PAUSE = 30.0
+_LONGEST_LINE = 4 << 20
+_LARGEST_ID = 2**31 - 1
 
 
 class OpenAIOptions(BaseModel):
@@ -173,7 +175,7 @@ class Streamed:
     def _read(self, response: http.client.HTTPResponse) -> None:
         if response.status != 200:
             self._refused(response)
-        for line in response:
+        while line := response.readline(_LONGEST_LINE):
             data = line.strip()
             if not data.startswith(b"data:"):
                 continue
@@ -182,7 +184,15 @@ class Streamed:
                 break
             try:
                 self._chunk(json.loads(data))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                AttributeError,
+                IndexError,
+                OverflowError,
+                RecursionError,
+            ) as error:
                 raise EndpointRefused(
                     f"{self._options.url} streams what is no OpenAI answer: {data[:200]!r}"
                 ) from error
@@ -199,6 +209,8 @@ class Streamed:
             text = choice.get("text") if "text" in choice else (choice.get("delta") or {}).get("content")
             ids = choice.get("token_ids") or []
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            if not isinstance(text or "", str) or not all(0 <= int(i) <= _LARGEST_ID for i in ids):
+                raise ValueError("text that is none, or an id that is none")
             if self.exact and (text or ids or logprobs):
                 if len(ids) == len(logprobs) and ids:
                     self.ids += [int(i) for i in ids]
@@ -209,6 +221,12 @@ class Streamed:
                 self.text.append(text or "")
             if reason := choice.get("finish_reason"):
                 self.end_reason = reason if reason in ("stop", "length") else "stop"
+        if self.exact and len(self.ids) > self.request.sampling.max_new_tokens - self.request.made:
+            raise ValueError("more tokens than were asked for")
+
+    def said(self) -> str:
+        """The text so far; pairs of surrogates are whole again, and half ones become U+FFFD, which can be tokenised."""
+        return "".join(self.text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _refused(self, response: http.client.HTTPResponse) -> None:
         said = response.read(2000).decode("utf-8", "replace").strip()

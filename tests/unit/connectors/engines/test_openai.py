@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +151,46 @@ def test_a_refusal_ends_the_request_with_its_reason(make: Make, endpoint: Endpoi
     assert re.search(says, done.error), done.error
     endpoint.faults.clear()
     assert generate(engine, [request(1)])[0].error == ""
+
+
+def streams(endpoint: Endpoint, *events: str | dict[str, Any]) -> None:
+    """The endpoint answers every request by these events."""
+    lines = [e if isinstance(e, str) else json.dumps({"choices": [e]}) for e in events]
+
+    def stream(request: Any, body: Any, fault: Any) -> None:
+        request.wfile.write("".join(f"data: {line}\n\n" for line in lines).encode())
+
+    endpoint._stream = stream  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"text": "x", "token_ids": [10**12], "logprobs": {"token_logprobs": [-1.0]}},
+        {"text": "x", "token_ids": [-4], "logprobs": {"token_logprobs": [-1.0]}},
+        {"text": ["x"], "finish_reason": "stop"},
+        {"text": 5, "finish_reason": "stop"},
+        {"text": "x" * 30, "token_ids": [5] * 30, "logprobs": {"token_logprobs": [-1.0] * 30}},
+        "[" * 100_000,
+        "x" * (5 << 20),
+    ],
+    ids=["large id", "negative id", "list", "number", "too many", "deep", "long"],
+)
+def test_what_no_endpoint_says_ends_its_request_and_no_other(make: Make, endpoint: Endpoint, event: Any) -> None:
+    engine, honest = make(version=5), endpoint._stream
+    streams(endpoint, event)
+    (done,) = generate(engine, [request()])
+    assert done.end_reason == "abort" and "no OpenAI answer" in done.error
+    endpoint._stream = honest  # type: ignore[method-assign]
+    assert generate(engine, [request(1)])[0].error == ""
+
+
+def test_half_surrogate_pairs_are_joined_or_marked(make: Make, endpoint: Endpoint) -> None:
+    streams(endpoint, {"text": "5\ud83d"}, {"text": "\ude425"}, {"text": "\ud83d", "finish_reason": "stop"}, "[DONE]")
+    engine = make(api="text")
+    (done,) = generate(engine, [request()])
+    assert (done.end_reason, done.error) == ("stop", "")
+    assert done.tokens.tolist() == engine._folder.tokenize("5\U0001f6425\ufffd").tolist()
 
 
 def test_a_wrong_key_is_a_fault_of_the_whole_worker(make: Make, endpoint: Endpoint, monkeypatch: Any) -> None:
