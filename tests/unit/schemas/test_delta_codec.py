@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -351,3 +352,62 @@ def test_a_frame_of_another_size_or_width_is_refused_untouched(
     with pytest.raises(DeltaCorrupt, match="frame is for"):
         apply_frame(payload, target, kernels)
     assert np.array_equal(target, before)
+
+
+@pytest.mark.parametrize("change", [b"\0", bytes(100), None])
+def test_a_frame_is_as_long_as_its_streams(change: bytes | None) -> None:
+    payload = encode_dense(np.random.default_rng(0).integers(0, 256, 64).astype(np.uint8))
+    target = np.zeros(64, np.uint8)
+    with pytest.raises(DeltaCorrupt, match="not as long as its streams"):
+        apply_frame(payload[:-1] if change is None else payload + change, target, NumpyKernels())
+    assert not target.any()
+
+
+def framed(mode: int, width: int, numbers: tuple[int, ...], streams: list[tuple[int, bytes, bool]]) -> bytes:
+    """A frame as its document says: streams as (length, stored bytes, whether those are a zstd frame)."""
+    number = delta_codec._number
+    head = [*map(number, numbers), *(number(n) + number(len(body) * 2 + packed) for n, body, packed in streams)]
+    return b"".join((bytes((mode, width)), *head, *(body for _, body, _ in streams)))
+
+
+ZSTD = zstandard.ZstdCompressor().compress
+
+
+@pytest.mark.parametrize(
+    ("length", "body", "packed", "says"),
+    [
+        (100, bytes(50), False, "stream of 100 bytes is stored in 50"),
+        (100, ZSTD(bytes(99)), True, "not of 100 bytes"),
+        (100, zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100)), True, "not of 100 bytes"),
+        (100, ZSTD(bytes(100))[:-2] + b"xx", True, "cannot be read"),
+        (100, ZSTD(bytes(100)) + b"xx", True, "cannot be read"),
+        (100, ZSTD(bytes(100)) + ZSTD(bytes(100)), True, "cannot be read"),
+        (100, b"no frame of zstd", True, "cannot be read"),
+        (100, b"", True, "cannot be read"),
+        (101, bytes(101), False, "stream 0 of 101 bytes where 100 are possible"),
+        (99, bytes(99), False, "stream 0 of 99 bytes where 100 are possible"),
+    ],
+)
+def test_a_stream_is_what_its_lengths_say(length: int, body: bytes, packed: bool, says: str) -> None:
+    target = np.ones(100, np.uint8)
+    apply_frame(framed(DENSE, 1, (100, 100), [(100, ZSTD(bytes(100)), True)]), target, NumpyKernels())
+    assert not target.any()
+    with pytest.raises(DeltaCorrupt, match=says):
+        apply_frame(framed(DENSE, 1, (100, 100), [(length, body, packed)]), target, NumpyKernels())
+    assert not target.any()
+
+
+def test_escapes_are_whole_values_and_classes_hold_all_changes() -> None:
+    gap, far = (1, b"\0", False), [(1, b"\2", False), (1, b"\xff", False)]
+    target = np.zeros(8, np.uint16)
+    with pytest.raises(DeltaCorrupt, match="half a value"):
+        apply_frame(framed(STEPS, 2, (8, 2), [gap, *far, (3, bytes(3), False)]), target, NumpyKernels())
+    empty = [(0, b"", False)] * 4
+    one = [gap, (1, b"\0", False), (0, b"", False), (0, b"", False)]
+    counts = (1,) + (0,) * 15
+    for said in (0, 2):
+        with pytest.raises(DeltaCorrupt, match=f"classes of a frame have 1 changes of {said}"):
+            apply_frame(framed(CONTEXT, 2, (8, said, *counts), one + empty * 15), target, NumpyKernels())
+    assert not target.any()
+    apply_frame(framed(CONTEXT, 2, (8, 1, *counts), one + empty * 15), target, NumpyKernels())
+    assert target.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
