@@ -15,7 +15,7 @@ from headrace.connectors.kafka import Connection
 from headrace.connectors.kafka_errors import KafkaFailure
 from headrace.pipeline.rewards.reward import Completion, RewardFailed
 from headrace.pipeline.rewards.scorer import Scorer
-from headrace.schemas.errors import UndecodableRecord
+from headrace.schemas.errors import ConfigurationError, UndecodableRecord
 from headrace.schemas.parts import MemberScore, Source
 from headrace.schemas.records import Score, Task, Trajectory
 
@@ -51,7 +51,7 @@ async def score_group(task: Task, scorer: Scorer, read: MembersReader | None) ->
         members = await asyncio.to_thread(read, task.members) if read is not None else []
         completions = [Completion(m.completion_text, m.end_reason, _sampled(m)) for m in members]
         values = await scorer.score_group(task.prompt, completions)
-    except (RewardFailed, KafkaFailure, UndecodableRecord) as error:
+    except (RewardFailed, ConfigurationError, KafkaFailure, UndecodableRecord) as error:
         return _score(task, scorer, error=str(error))
     scores: list[MemberScore] = []
     for member, value in zip(members, values, strict=True):

@@ -19,7 +19,7 @@ from headrace.connectors.stores.chain import NothingCommitted
 from headrace.connectors.stores.store import NoSuchKey, ObjectStore, StoreError, StoreRefused
 from headrace.pipeline.delta_to_worker import Snapshot, WeightReader
 from headrace.schemas.delta_layout import DeltaError
-from headrace.schemas.errors import UndecodableRecord
+from headrace.schemas.errors import HeadraceError, UndecodableRecord
 from headrace.schemas.records import Head
 
 __all__ = ("WeightFeed",)
@@ -103,7 +103,13 @@ class WeightFeed:
         return found
 
     def take(self) -> list[tuple[int, Snapshot]]:
-        """Policies with a newer version than taken before, with its snapshot; does not wait."""
+        """Policies with a newer version than taken before, with its snapshot; does not wait.
+
+        Raises HeadraceError once the thread has ended by a failure of its own: a worker that is never told of new
+        weights would hold its tasks to their deadlines.
+        """
+        if self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set():
+            raise HeadraceError("the thread that fetches weights has ended; its traceback stands above")
         newest: dict[int, Snapshot] = {}
         while True:
             try:

@@ -111,6 +111,15 @@ def test_the_cost_is_told_once(examples: dict[str, Record]) -> None:
     assert scored(examples, made, ["a"]).metrics == {}
 
 
+def test_a_row_that_names_a_reward_which_is_none_costs_its_group_alone(examples: dict[str, Record]) -> None:
+    task: Any = examples["Task"]
+    made = scorer(reward="group_rewards:Lengths", reward_column="judged_by")
+    given: Task = replace(task, kind="score", members=[], prompt=replace(task.prompt, reward="nothing_like_it"))
+    score = asyncio.run(score_group(given, made, lambda places: []))
+    made.close()
+    assert "nothing_like_it" in score.error and score.scores == []
+
+
 def test_a_group_reward_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="did you mean"):
         scorer(group_reward="diversty")
