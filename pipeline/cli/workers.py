@@ -117,7 +117,7 @@ def _plain(view: "WorkerView") -> dict[str, Any]:
 def _row(view: "WorkerView") -> tuple[object, ...]:
     tasks = ", ".join(f"{count} {kind}" for kind, count in view.tasks.items())
     versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
-    room = max(0, view.capacity - sum(view.tasks.values()))
+    room = max(0, view.capacity - sum(view.tasks.values())) if view.state in ("sampling", "idle") else 0
     ago = max(0, _now_ms() - view.seen_ms) / 1000
     slots = view.slots if view.slots >= 0 else "-"
     return view.worker, view.role, view.state, slots, room, tasks or "-", versions or "-", f"{ago:.0f} s ago"
