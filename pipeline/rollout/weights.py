@@ -58,6 +58,7 @@ class WeightFeed:
         self._asked: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
         self._refused: SimpleQueue[tuple[int, int, str]] = SimpleQueue()
         self._stop = threading.Event()
+        self._started = False
         work = self._follow if follow else self._serve
         self._thread = threading.Thread(target=work, name="weights", daemon=True)
         self.fetch_seconds = 0.0
@@ -89,6 +90,7 @@ class WeightFeed:
     def start(self) -> None:
         """Follow from here on."""
         self._thread.start()
+        self._started = True
 
     def ask(self, policy: int, version: int | None) -> None:
         """Bring a version, None: the newest; for feeds that do not follow."""
@@ -108,7 +110,7 @@ class WeightFeed:
         Raises HeadraceError once the thread has ended by a failure of its own: a worker that is never told of new
         weights would hold its tasks to their deadlines.
         """
-        if self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set():
+        if self._started and not self._thread.is_alive() and not self._stop.is_set():
             raise HeadraceError("the thread that fetches weights has ended; its traceback stands above")
         newest: dict[int, Snapshot] = {}
         while True:
