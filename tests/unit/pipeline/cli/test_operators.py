@@ -68,6 +68,7 @@ def test_test_exits_with_1_for_a_broken_promise_and_78_for_wrong_settings(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert headrace("operators", "test", "my_broken_operator:Silent", "--groups", "7") == 1
     assert "neither emitted nor dropped" in capsys.readouterr().out
-    for word, says in (("low=high", "low: "), ("low", "key=value"), ("lowest=1", "unknown key lowest; did you mean low?")):
+    refused = {"low=high": "low: ", "low": "key=value", "lowest=1": "unknown key lowest; did you mean low?"}
+    for word, says in refused.items():
         assert headrace("operators", "test", "reward_range", word) == 78
         assert says in capsys.readouterr().err
