@@ -6,7 +6,8 @@ may not travel: it would end the task, and with it every group that the task hol
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -36,6 +37,7 @@ __all__ = (
     "make_operator",
     "opened",
     "operator_class",
+    "state_names",
     "words",
 )
 
@@ -95,28 +97,44 @@ class StorePart:
             yield key[len(self._prefix) :], value
 
 
+def state_names(entries: Iterable[OperatorConfig]) -> list[str]:
+    """A name for the state of each entry that stays when a resumed run has others before it, or in another order.
+
+    >>> [one, two] = [OperatorConfig(type="dedup"), OperatorConfig(type="dedup")]
+    >>> state_names([OperatorConfig(type="length", policy="a"), one, two])
+    ['length..a.0', 'dedup...0', 'dedup...1']
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for entry in entries:
+        name = f"{entry.type}.{entry.stream}.{entry.policy}".replace("/", "_")
+        names.append(f"{name}.{seen[name]}")
+        seen[name] += 1
+    return names
+
+
 class _OperatorContext:
     """The context of one operator within one call; remembers how the ``given`` group was ended.
 
     Without a group, in ``open`` and ``on_timer``, nothing can be ended.
     """
 
-    def __init__(self, name: str, number: int, context: Context, given: GroupDraft | None = None) -> None:
+    def __init__(self, name: str, state: str, context: Context, given: GroupDraft | None = None) -> None:
         self.metrics: Metrics = context.metrics
         self.result: GroupDraft | Dropped | None = None
         self._given = given
-        self._name, self._number, self._context = name, number, context
+        self._name, self._state, self._context = name, state, context
 
     def now(self) -> int:
         return self._context.now()
 
     def store(self) -> Store:
-        return StorePart(self._context.store(), f"operator/{self._number}/".encode())
+        return StorePart(self._context.store(), f"operator/{self._state}/".encode())
 
     def schedule(self, key: str, at_ms: int) -> None:
         if not isinstance(at_ms, int):
             raise TypeError(f"a timer is due at whole milliseconds, not at {at_ms!r}")
-        self._context.schedule(f"operator/{self._number}/{key}", at_ms)
+        self._context.schedule(f"operator/{self._state}/{key}", at_ms)
 
     def emit(self, draft: GroupDraft) -> None:
         if self._given is not None and draft is not self._given:
@@ -202,13 +220,12 @@ def make_operator(entry: OperatorConfig, number: int) -> Any:
         raise ConfigurationError(f"operators[{number}] ({entry.type}): {what}") from error
     made: list[Any] = []
     make: Any = cls
-    error = _caught(lambda: made.append(make(configuration)))
-    if error is None:
+    why = _caught(lambda: made.append(make(configuration)))
+    if why is None:
         return made[0]
-    if isinstance(error, ConfigurationError):
-        raise error
-    told = f"operators[{number}] ({entry.type}) cannot be made: it raised {_described(error)}"
-    raise ConfigurationError(told) from error
+    if isinstance(why, ConfigurationError):
+        raise why
+    raise ConfigurationError(f"operators[{number}] ({entry.type}) cannot be made: it raised {_described(why)}") from why
 
 
 def _refused(detail: Any, settings: type[OperatorConfiguration]) -> str:
@@ -279,16 +296,17 @@ class OperatorChain:
 
     def __init__(self, config: RunConfig) -> None:
         self._policies = config.policy_names()
-        self._entries: Sequence[tuple[int, OperatorConfig, Operator]] = [
-            (number, entry, make_operator(entry, number))
+        states = state_names(config.operators)
+        self._entries: Sequence[tuple[int, str, OperatorConfig, Operator]] = [
+            (number, states[number], entry, make_operator(entry, number))
             for number, entry in enumerate(config.operators)
             if operator_class(entry).kind in GROUP_KINDS
         ]
 
     def open(self, context: Context) -> None:
         """Open every operator."""
-        for number, entry, operator in self._entries:
-            own = _OperatorContext(entry.type, number, context)
+        for number, state, entry, operator in self._entries:
+            own = _OperatorContext(entry.type, state, context)
             opened(f"operators[{number}] ({entry.type})", context.metrics, partial(operator.open, own))
 
     def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
@@ -296,21 +314,21 @@ class OperatorChain:
 
         An operator that raises ends the group as broken, with the error in words; the run goes on.
         """
-        for number, entry, operator in self._entries:
+        for _, state, entry, operator in self._entries:
             if entry.stream not in ("", draft.group.stream):
                 continue
             if entry.policy not in ("", self._policies[draft.group.policy]):
                 continue
-            result = _applied(entry.type, operator, draft, _OperatorContext(entry.type, number, context, draft))
+            result = _applied(entry.type, operator, draft, _OperatorContext(entry.type, state, context, draft))
             if isinstance(result, Dropped):
                 return result
             draft = result
         return draft
 
     def on_timer(self, key: str, context: Context) -> None:
-        """Hand a timer ``operator/<number>/<key>`` to its operator; an error there is logged and counted."""
-        _, number, timer = key.split("/", 2)
-        found = [(entry, operator) for at, entry, operator in self._entries if at == int(number)]
+        """Hand a timer ``operator/<state>/<key>`` to its operator; an error there is logged and counted."""
+        _, state, timer = key.split("/", 2)
+        found = [(entry, operator) for _, name, entry, operator in self._entries if name == state]
         for entry, operator in found:
-            own = _OperatorContext(entry.type, int(number), context)
+            own = _OperatorContext(entry.type, state, context)
             logged_error(entry.type, context.metrics, partial(operator.on_timer, timer, own))

@@ -22,6 +22,7 @@ from headrace.pipeline.operator_chain import (
     make_operator,
     opened,
     operator_class,
+    state_names,
     words,
 )
 from headrace.pipeline.operators.prompt_operator import (
@@ -65,7 +66,7 @@ class _PromptContext:
         self._entry, self._context = entry, context
 
     def store(self) -> Store:
-        return StorePart(self._context.store(), f"operator/{self._entry.number}/".encode())
+        return StorePart(self._context.store(), f"operator/{self._entry.state}/".encode())
 
     def admit(self) -> None:
         self._end(True)
@@ -82,9 +83,12 @@ class _PromptContext:
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """One operator of kind ``prompt``: its number in the configuration, where it acts, and the policy it goes by."""
+    """One operator of kind ``prompt``: its number in the configuration, the name of its state, where it acts, and the
+    policy that it goes by.
+    """
 
     number: int
+    state: str
     name: str
     operator: PromptOperator
     streams: tuple[str, ...]
@@ -96,12 +100,12 @@ class PromptChain:
 
     def __init__(self, config: RunConfig) -> None:
         self._entries = [
-            _entry(number, entry, config)
-            for number, entry in enumerate(config.operators)
+            _entry(number, state, entry, config)
+            for number, (state, entry) in enumerate(zip(state_names(config.operators), config.operators, strict=True))
             if str(operator_class(entry).kind) == "prompt"
         ]
         self._skips: Counter[str] = Counter()
-        """``number/stream`` to prompts dropped one after the other."""
+        """``state/stream`` to prompts dropped one after the other."""
         self._in_flight: dict[tuple[str, str], set[int]] = {}
 
     def open(self, context: Context) -> None:
@@ -159,7 +163,7 @@ class PromptChain:
             result = own.result
         if result is None:
             result = SkippedPrompt(entry.name, entry.policy, "broken", "neither admitted nor dropped the prompt")
-        key = f"{entry.number}/{candidate.prompt.stream}"
+        key = f"{entry.state}/{candidate.prompt.stream}"
         most = getattr(entry.operator, "max_skips", 0)
         if isinstance(result, SkippedPrompt) and (not most or self._skips[key] < most):
             self._skips[key] += 1
@@ -214,7 +218,7 @@ def _select(entry: _Entry, present: Sequence[str], absent: Collection[str], chos
     chosen += names
 
 
-def _entry(number: int, entry: OperatorConfig, config: RunConfig) -> _Entry:
+def _entry(number: int, state: str, entry: OperatorConfig, config: RunConfig) -> _Entry:
     operator = make_operator(entry, number)
     given = operator_class(entry).Configuration.model_validate(entry.model_extra or {})
     operator.max_skips = getattr(given, "max_skips", 0)
@@ -227,7 +231,7 @@ def _entry(number: int, entry: OperatorConfig, config: RunConfig) -> _Entry:
     )
     if policy < 0:
         policy = config.stream_policies(streams[0])[0] if streams else 0
-    return _Entry(number=number, name=entry.type, operator=operator, streams=streams, policy=policy)
+    return _Entry(number=number, state=state, name=entry.type, operator=operator, streams=streams, policy=policy)
 
 
 def _refuse_second(first: dict[tuple[str, str], int], key: tuple[str, str], number: int, where: str) -> None:

@@ -172,11 +172,11 @@ def test_state_and_timers_are_apart_by_operator_and_come_back() -> None:
     run(*entries, context=context)
     run(entries[0], context=context)
     assert [value for _, value in context.store().scan(b"operator/")] == [b"2", b"1"]
-    assert context.armed == {"operator/0/later": 5, "operator/1/later": 5}
+    assert context.armed == {"operator/add...0/later": 5, "operator/add...1/later": 5}
     chain = OperatorChain(make_config(operators=entries))
     chain.open(cast(Any, context))
     Add.timers.clear()
-    chain.on_timer("operator/1/later", cast(Any, context))
+    chain.on_timer("operator/add...1/later", cast(Any, context))
     assert Add.timers == ["later after b'1'"]
 
 
@@ -230,7 +230,7 @@ def test_a_timer_that_raises_ends_no_task_and_no_group() -> None:
     context = FakeContext()
     chain = OperatorChain(make_config(operators=[{"type": "late"}]))
     chain.open(cast(Any, context))
-    chain.on_timer("operator/0/later", cast(Any, context))
+    chain.on_timer("operator/late...0/later", cast(Any, context))
     assert context.metrics.total("operator_errors") == 1
 
 
@@ -244,6 +244,16 @@ def test_an_operator_that_cannot_open_is_named() -> None:
         ConfigurationError, match=r"operators\[1\] \(unopened\) cannot open: it raised KeyError: 'state'"
     ):
         run({"type": "add"}, {"type": "unopened"})
+
+
+def test_state_stays_with_its_operator_when_others_come_before_it() -> None:
+    """A run may go on with another list of operators; one must not read what another one wrote."""
+    context = FakeContext()
+    scoped = {"type": "add", "stream": "main"}
+    run(scoped, context=context)
+    chain = OperatorChain(make_config(operators=[{"type": "add"}, {"type": "late"}, scoped]))
+    chain.open(cast(Any, context))
+    assert [operator.seen for *_, operator in cast(Any, chain)._entries] == [0, 0, 1]
 
 
 def test_a_bad_configuration_names_entry_type_and_key() -> None:
