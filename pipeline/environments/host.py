@@ -85,7 +85,7 @@ class EnvironmentHost:
         process = await _Process.start()
         try:
             await self.call(process, _LOAD_SECONDS, "make", self.name, self._options)
-        except EnvironmentFailed:
+        except (EnvironmentFailed, asyncio.CancelledError):
             self.kill(process)
             raise
         return process

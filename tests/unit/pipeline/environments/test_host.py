@@ -33,6 +33,9 @@ class Odd:
     def __init__(self, start="", closes="well"):
         self.closes = closes
         if start == "raises": raise RuntimeError("no licence")
+        if start == "hangs" and os.environ.get("HERE") != str(os.getpid()):
+            open(os.environ["HANGS"], "w").write(str(os.getpid()))
+            time.sleep(3600)
     def reset(self, seed, prompt):
         print("noise on standard output")
         self.seed = seed
@@ -154,6 +157,23 @@ def test_a_cancelled_episode_frees_its_process_at_once() -> None:
 
     took, after, killed = run(play, processes=1)
     assert after[1].text == "aa" and killed == 1 and took < 30
+
+
+def test_an_episode_that_is_cancelled_while_its_environment_is_made_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HERE", str(os.getpid()))
+    told = Path(os.environ["HANGS"])
+
+    async def play(host: EnvironmentHost) -> None:
+        playing = asyncio.create_task(episode(host, "a"))
+        while not (told.exists() and told.read_text()):
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+    run(play, start="hangs")
+    assert not Path(f"/proc/{told.read_text()}").exists()
 
 
 @pytest.mark.parametrize("closes", ["raises", "hangs"])
