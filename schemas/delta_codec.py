@@ -326,6 +326,4 @@ def _stream(body: memoryview, length: int, packed: bool) -> U8:
         raw = _zstd.decompressor.decompress(body, max_output_size=length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DeltaCorrupt(f"zstd frame cannot be read: {error}") from error
-    if len(raw) != length:
-        raise DeltaCorrupt(f"zstd frame gave {len(raw)} bytes of {length}")
     return np.frombuffer(raw, np.uint8)

@@ -7,6 +7,7 @@ instance role) and are never kept here.
 
 import importlib
 import io
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -55,6 +56,7 @@ class S3Store:
             raise StoreRefused("an s3:// store needs boto3: pip install 'headrace[s3]'") from error
         self._errors = importlib.import_module("botocore.exceptions")
         self._bucket = bucket
+        self._attempts = max(1, attempts)
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if self._prefix:
             check_prefix(self._prefix)
@@ -111,16 +113,25 @@ class S3Store:
                 self.head(key)
                 return b""
             wanted["Range"] = f"bytes={first}-" if end is None else f"bytes={first}-{end - 1}"
-        try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key), **wanted)
-            body: bytes = answer["Body"].read()
-        except self._errors.ClientError as error:
-            if _status(error) == 416:
-                return b""
-            self._raise(error, key, "read")
-        except (self._errors.BotoCoreError, OSError) as error:
-            self._raise(error, key, "read")
-        return body
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key), **wanted)
+            except self._errors.ClientError as error:
+                if _status(error) == 416:
+                    return b""
+                self._raise(error, key, "read")
+            except self._errors.BotoCoreError as error:
+                self._raise(error, key, "read")
+            try:
+                body: bytes = answer["Body"].read()
+                return body
+            except (self._errors.BotoCoreError, OSError) as error:
+                # boto3 repeats requests, and not the reading of what they brought.
+                if attempt >= self._attempts:
+                    self._raise(error, key, "read")
+                time.sleep(min(0.1 * 2**attempt, 5.0))
 
     def head(self, key: str) -> ObjectInfo:
         """Size and time of an object (see ``ObjectStore.head``)."""

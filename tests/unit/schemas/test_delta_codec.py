@@ -324,7 +324,15 @@ def test_unknown_modes_are_refused(mode: int) -> None:
 
 @pytest.mark.parametrize(
     ("width", "says", "count"),
-    [(2, (2, 64), 65), (2, (2, 65), 64), (4, (2, 64), 64), (1, (2, 64), 64), (2, (4, 64), 64), (8, (8, 64), 64)],
+    [
+        (2, (2, 64), 65),
+        (2, (2, 65), 64),
+        (4, (2, 64), 64),
+        (1, (2, 64), 64),
+        (2, (4, 64), 64),
+        (8, (8, 64), 64),
+        (4, (4, 65), 65),
+    ],
 )
 @pytest.mark.parametrize("mode", ["steps", "context", "absolute", "dense"])
 def test_a_frame_of_another_size_or_width_is_refused_untouched(
