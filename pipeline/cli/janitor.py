@@ -71,12 +71,12 @@ def blobs(
     from headrace.connectors.stores.open import open_store
     from headrace.pipeline.blob_sweep import read_needs, sweep_blobs
     from headrace.pipeline.cli.reading import reading
-    from headrace.pipeline.proofs.facts import checkpoint_facts
+    from headrace.pipeline.proofs.facts import kept_checkpoints
     from headrace.schemas.config import read_config
 
     config = read_config(folder / "config.json")
     kept = {
-        policy: [fact.batch for fact in checkpoint_facts(folder / "checkpoints" / name)]
+        policy: [fact.batch for fact in kept_checkpoints(config, name, folder / "checkpoints" / name)]
         for policy, name in enumerate(config.policy_names())
     }
     with reading(str(folder), "", bootstrap) as connection:

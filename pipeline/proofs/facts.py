@@ -29,6 +29,7 @@ __all__ = (
     "Proof",
     "checkpoint_facts",
     "item_fact",
+    "kept_checkpoints",
     "read_facts",
 )
 
@@ -119,7 +120,7 @@ def read_facts(connection: Connection, config: RunConfig, checkpoints: Path) -> 
                 lane.items.append(item_fact(record))
                 lane.tokens += record.length
                 lane.digest.update(body_of(raw.value))
-        facts.checkpoints[policy] = list(_kept(config, name, checkpoints / name))
+        facts.checkpoints[policy] = list(kept_checkpoints(config, name, checkpoints / name))
     return facts
 
 
@@ -165,8 +166,11 @@ def _take(facts: Facts, topic: str, partition: int, offset: int, record: Record)
             pass
 
 
-def _kept(config: RunConfig, policy: str, root: Path) -> Iterable[CheckpointFact]:
-    """The checkpoints of a policy, in the run folder or where ``trainer.checkpoint_url`` puts them."""
+def kept_checkpoints(config: RunConfig, policy: str, root: Path) -> Iterable[CheckpointFact]:
+    """The checkpoints of a policy, in the run folder or where ``trainer.checkpoint_url`` puts them.
+
+    root: ``checkpoints/<policy>`` of the run folder. Raises the errors of object stores.
+    """
     url = config.trainer_of(policy).checkpoint_url
     if not url:
         yield from checkpoint_facts(root)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from run_facts import prompt, whole_run
 
+from headrace.connectors.checkpoints import CheckpointTable
+from headrace.connectors.stores.local import LocalStore
 from headrace.pipeline.evaluation import EVALUATION_STREAM
-from headrace.pipeline.proofs.facts import CheckpointFact, Facts, checkpoint_facts
+from headrace.pipeline.proofs.facts import CheckpointFact, Facts, checkpoint_facts, kept_checkpoints
 from headrace.pipeline.verify import prove
+from headrace.schemas.config import RunConfig
 from headrace.schemas.records import End, Prompt
 
 LOST = "no prompt was admitted twice or lost"
@@ -97,3 +100,21 @@ def test_what_a_killed_trainer_was_still_writing_is_no_checkpoint(tmp_path: Path
 def test_a_table_of_another_form_is_no_checkpoint(tmp_path: Path, text: str) -> None:
     seal(tmp_path, "0000-000000003", text)
     assert list(checkpoint_facts(tmp_path)) == []
+
+
+def test_checkpoints_are_those_of_the_place_that_the_configuration_names(tmp_path: Path) -> None:
+    """What an earlier setting left in the run folder counts no more."""
+    root = tmp_path / "checkpoints" / "main"
+    seal(root, "0000-000000050", batch=50)
+    table = CheckpointTable(lineage=1, batch=22, version=60, manifests=0, lanes={}, written_ms=0, files={})
+    store = LocalStore(tmp_path / "store")
+    store.put("checkpoints/first/main/0001-000000022/checkpoint.json", table.to_bytes())
+    store.put("checkpoints/first/main/0001-000000024/checkpoint.json", b"torn")
+    asked = {
+        "run": {"id": "first"}, "policies": {"main": {"model": "m"}},
+        "streams": {"s": {"dataset": "train.jsonl", "reward": "exact_match"}},
+    }  # fmt: skip
+    here = RunConfig.model_validate(asked)
+    assert [fact.batch for fact in kept_checkpoints(here, "main", root)] == [50]
+    stored = RunConfig.model_validate(asked | {"trainer": {"checkpoint_url": "store"}})
+    assert [fact.batch for fact in kept_checkpoints(stored, "main", root)] == [22]
