@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ("BadRequest", "History", "answer_of")
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.S)
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.S)
 _THOUGHT = "</think>"
 
 
@@ -40,7 +40,7 @@ def answer_of(content: str, call_prefix: str, *, tools: bool) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
 
     def taken(block: "re.Match[str]") -> str:
-        call = _tool_call(block[1])
+        call = _tool_call(block[1].strip())
         if call is None:
             return block[0]
         calls.append({"id": f"{call_prefix}_{len(calls)}", "type": "function", "function": call})

@@ -5,7 +5,7 @@ import re
 __all__ = ("command_of", "tagged")
 
 _ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.S)
-_THOUGHT = re.compile(r".*</think>", re.S)
+_THOUGHT_END = "</think>"
 
 
 def command_of(text: str) -> str:
@@ -16,7 +16,7 @@ def command_of(text: str) -> str:
     >>> command_of("<action>take log</action> and then rest")
     'take log'
     """
-    said = _THOUGHT.sub("", text)
+    said = text.rpartition(_THOUGHT_END)[2]
     found = _ACTION.findall(said)
     lines = [line.strip() for line in (found[-1] if found else said).splitlines() if line.strip()]
     return lines[-1] if lines else ""
@@ -27,6 +27,13 @@ def tagged(text: str, tag: str) -> str | None:
 
     >>> tagged("<think><answer>1</answer></think><answer> 2 </answer>", "answer")
     '2'
+    >>> tagged("<answer>1<answer>2</answer></answer>", "answer")
+    '2'
     """
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", _THOUGHT.sub("", text), re.S)
-    return str(found[-1]).strip() if found else None
+    said = text.rpartition(_THOUGHT_END)[2]
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    start = said.rfind(opening, 0, max(0, said.rfind(closing)))
+    if start < 0:
+        return None
+    start += len(opening)
+    return said[start : said.find(closing, start)].strip()

@@ -22,7 +22,7 @@ _KINDS = ("shirt", "jacket", "scarf", "bag", "hat", "blanket")
 _COLOURS = ("red", "blue", "green", "black", "white", "yellow")
 _MATERIALS = ("cotton", "wool", "linen", "leather", "nylon")
 _SIZES = ("small", "medium", "large")
-_COMMAND = re.compile(r"(search|click)\[(.*)\]", re.S)
+_COMMAND = re.compile(r"(search|click)\[")
 
 
 class ShopOptions(EnvironmentOptions):
@@ -102,10 +102,11 @@ class Shop:
         """Search or click. Raises ValueError after the end."""
         if self._wish is None:
             raise ValueError("the episode has ended: call reset first")
-        found = _COMMAND.search(command_of(action))
+        said = command_of(action)
+        found = _COMMAND.search(said, 0, max(0, said.rfind("]")))
         if found is None:
             return Observation("Write search[words] or click[text].", details={"verdict": "no command"})
-        verb, what = found[1], found[2].strip()
+        verb, what = found[1], said[found.end() : said.rfind("]")].strip()
         if verb == "search":
             self._found = [self._products[d.title] for d in self._index.search(what, len(self._products))]
             self._at, self._open = 0, None

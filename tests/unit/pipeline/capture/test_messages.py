@@ -31,6 +31,12 @@ def test_a_block_that_is_no_call_stays_in_the_content(block: str) -> None:
     assert made == {"role": "assistant", "content": f"see {block}"}
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", ["<tool_call>x" + " " * 400_000 + "y", "<tool_call>" * 40_000, "</think>" * 50_000])
+def test_long_text_that_is_no_call_is_looked_through_while_the_worker_waits(text: str) -> None:
+    assert "tool_calls" not in answer_of(text, "call", tools=True)
+
+
 def test_without_tools_and_without_an_end_nothing_is_taken_out() -> None:
     assert answer_of(call("look", {}), "c", tools=False) == {"role": "assistant", "content": call("look", {})}
     assert answer_of(call("look", {})[:-12], "c", tools=True)["tool_calls"][0]["function"]["name"] == "look"

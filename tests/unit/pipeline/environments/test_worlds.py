@@ -27,6 +27,20 @@ def prompt(text: str = "", answer: str = "") -> Prompt:
     return Prompt(prompt_id="1", stream="s", dataset="d", row=0, epoch=0, position=0, prompt=text, answer=answer)
 
 
+LONG = 400_000
+"""Letters of an action at which anything that grows with their square takes minutes."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("part", ["x", "\n", "search[", "<search>", "<action>", "</action>", "<think>", "</think>"])
+def test_a_long_action_that_means_nothing_is_answered_while_the_worker_waits(name: str, part: str) -> None:
+    world = make_environment(name, {})
+    world.reset(1, prompt())
+    assert isinstance(world.step(part * (LONG // len(part))), Observation)
+    world.close()
+
+
 @pytest.mark.parametrize("name", WORLDS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(-(2**31), 2**63), actions=st.lists(st.text(max_size=40), max_size=6))
@@ -198,6 +212,19 @@ def test_the_shop_says_what_cannot_be_clicked() -> None:
     other = next(p for p in make_shop(1, ShopOptions())[0] if p.kind != make_shop(1, ShopOptions())[1].product.kind)
     world.step(f"search[{other.title}]")
     assert buy(world, other.title, "small", other.code, 5).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "query"),
+    [("search[red [bag]]", "red [bag]"), ("I search[a] click[b]", "a] click[b"), ("]search[a]", "a"), ("search[]", "")],
+)
+def test_a_command_of_the_shop_goes_to_the_last_bracket(said: str, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    world = Shop(ShopOptions())
+    world.reset(1, prompt())
+    monkeypatch.setattr(world._index, "search", lambda words, most: asked.append(words) or [])
+    world.step(said)
+    assert asked == [query]
 
 
 def test_mathematics_is_compared_as_such() -> None:
