@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 SHARDED = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
-STEPS = 5
+STEPS = 10
 """Batches; each has two updates."""
 
 
