@@ -39,10 +39,12 @@ CALL_SECONDS = 10.0
 class TransactionAborted(Exception):
     """The transaction was undone; inputs are to be read again from the committed positions."""
 
-    def __init__(self, reason: str, *, membership: bool = False) -> None:
+    def __init__(self, reason: str, *, membership: bool = False, topics: bool = False) -> None:
         super().__init__(reason)
         self.membership = membership
         """True when the group does not know this member (any more): its tasks may belong to another."""
+        self.topics = topics
+        """True when the cluster does not know a topic: it starts, or somebody has deleted one."""
 
 
 class ProducerLost(Exception):
@@ -74,6 +76,7 @@ _MEMBERSHIP = frozenset(
         KafkaError.FENCED_INSTANCE_ID,
     }
 )
+_TOPICS = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 
 
 def face_of(error: KafkaError) -> Face:
@@ -284,7 +287,8 @@ class Transaction:
                 f"{reason}. Trying again would not help: raise max.message.bytes of the topic (a run's topics need "
                 f"{MAX_MESSAGE_BYTES}), or let what is large go to the object store (rollout.offload_bytes)"
             ) from error
-        raise TransactionAborted(reason, membership=inner.code() in _MEMBERSHIP) from error
+        known = {"membership": inner.code() in _MEMBERSHIP, "topics": inner.code() in _TOPICS}
+        raise TransactionAborted(reason, **known) from error
 
 
 SWEEP_KEY = b"\x00sweep"

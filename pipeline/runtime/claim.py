@@ -16,6 +16,7 @@ from headrace.connectors.marks import Mark
 from headrace.connectors.transaction import ProducerLost, Transaction, TransactionAborted, Watchdog
 from headrace.pipeline.runtime.assignment import input_places, output_places
 from headrace.pipeline.runtime.frontier import Place
+from headrace.pipeline.runtime.presence import Presence
 from headrace.pipeline.runtime.questions import Questions, Unanswered
 from headrace.schemas.ids import changelog_topic, transactional_id
 from headrace.schemas.topics import STORES
@@ -41,6 +42,7 @@ class Claim:
         counts: Mapping[str, int],
         *,
         questions: Questions,
+        presence: Presence,
         watchdog: Watchdog,
         stop: StopSignal,
         clock: Callable[[], int],
@@ -52,6 +54,7 @@ class Claim:
         self._instance = instance
         self._transactional_id = transactional_id(connection.run, sub_topology, instance)
         self._questions = questions
+        self._presence = presence
         self._watchdog = watchdog
         self._stop = stop
         self._clock = clock
@@ -65,7 +68,7 @@ class Claim:
         """A producer that owns the transactional id: init, sweep, marks read, own mark left.
 
         Waits ``back_off`` seconds first. Raises Superseded when another process of this instance took over,
-        ProducerLost or TransactionAborted when the process must stop.
+        MissingTopic when topics were deleted, ProducerLost or TransactionAborted when the process must stop.
         """
         while True:
             if back_off:
@@ -87,6 +90,7 @@ class Claim:
                 if self._stop.is_set():
                     raise
                 log.warning("%s: no producer yet: %s", self.name, error)
+                self._presence.look()
                 back_off = BACK_OFF_SECONDS
             else:
                 return transaction

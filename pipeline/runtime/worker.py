@@ -13,7 +13,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.connectors.kafka import MAX_POLL_MS, Connection, RawRecord
-from headrace.connectors.kafka_errors import KafkaFailure, MissingTopic, error_of
+from headrace.connectors.kafka_errors import KafkaFailure, error_of
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.transaction import ProducerLost, TransactionAborted, Watchdog
 from headrace.pipeline.runtime.assignment import tasks_of
@@ -23,6 +23,7 @@ from headrace.pipeline.runtime.dead_letters import UnusableFlood
 from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.members import Membership
 from headrace.pipeline.runtime.metrics import Registry, StageMetrics
+from headrace.pipeline.runtime.presence import Presence
 from headrace.pipeline.runtime.questions import Questions
 from headrace.pipeline.runtime.shelf import Shelf
 from headrace.pipeline.runtime.stage import StageFactory
@@ -135,12 +136,8 @@ class Worker:
         self._counts = connection.list_run_topics()
         self._names = {topic: connection.topic(topic) for topic in self._counts}
         needed = (*SUB_TOPOLOGIES[sub], *(changelog_topic(sub, store) for store in STORES[sub]))
-        missing = [connection.topic(topic) for topic in needed if topic not in self._counts]
-        if missing:
-            raise MissingTopic(
-                f"topics {', '.join(missing)} do not exist on the cluster at {connection.bootstrap}; create the run's "
-                "topics first"
-            )
+        self._presence = Presence(connection, self._counts)
+        self._presence.refuse([topic for topic in needed if topic not in self._counts], "create the run's topics first")
         self._name = f"{sub}.{self._instance}"
         self._make_consumer()
         self._questions = Questions(
@@ -152,6 +149,7 @@ class Worker:
             self._instance,
             self._counts,
             questions=self._questions,
+            presence=self._presence,
             watchdog=self._watchdog,
             stop=self._stop,
             clock=self._clock,
@@ -463,6 +461,8 @@ class Worker:
         log.warning("%s: aborted and tried again: %s", self._name, error)
         self._metrics.count("transactions_aborted_total", stage=self._sub_topology)
         self._transaction.abort()
+        if error.topics:
+            self._presence.look()
         if error.membership:
             self._close_tasks()
             self._consumer.assign([])

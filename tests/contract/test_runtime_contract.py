@@ -14,6 +14,7 @@ from toy_worker import Chain, check_chain, feed, make_run, running, send, toy, w
 
 from headrace.connectors.broker.codes import Code
 from headrace.connectors.kafka import Connection
+from headrace.connectors.kafka_errors import MissingTopic
 from headrace.connectors.lifetime import StopSignal
 from headrace.connectors.marks import Mark
 from headrace.pipeline.requeue import requeue
@@ -203,6 +204,23 @@ def test_records_lost_below_a_position_end_the_worker_with_their_place(run: Run)
             time.sleep(0.1)
     assert [type(e) for e in errors] == [ConfigurationError]
     assert f"{connection.topic('admissions')}[0]@10" in str(errors[0])
+
+
+def test_a_topic_deleted_by_hand_ends_the_worker_with_its_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, connection = run
+    topic = connection.topic("trajectories")
+    monkeypatch.setattr("headrace.pipeline.runtime.presence.GONE_SECONDS", 0.5)
+    feed(connection, range(8))
+    stop = StopSignal()
+    with running(worker(run, stop), stop) as errors:
+        check_chain(wait_for_chain(connection, 8), range(8))
+        connection.admin().delete_topics([topic])[topic].result(20)
+        end = time.monotonic() + 60
+        while not errors and time.monotonic() < end:
+            feed(connection, range(8, 9))
+            time.sleep(0.2)
+    assert [type(e) for e in errors] == [MissingTopic], errors
+    assert f"topics {topic} do not exist" in str(errors[0])
 
 
 def test_two_instances_share_the_tasks_and_a_clean_stop_hands_them_over(run: Run) -> None:
