@@ -250,7 +250,9 @@ class EvalConfig(Section):
     suite: str = "heldout"
     """Name under which results are reported."""
     reward: str = ""
-    """Empty: the reward of the stream."""
+    """Empty: the reward of the stream, with its options."""
+    reward_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of ``reward``."""
     priority: Literal["after", "before"] = "after"
     """Whether evaluation tasks go out after or before training tasks."""
 
@@ -259,6 +261,8 @@ class EvalConfig(Section):
         names = ["avg", *(f"pass@{k}" for k in range(1, self.samples + 1))]
         if self.best and self.best not in names:
             raise ValueError(f"best is {self.best!r}; with {self.samples} samples a row there are {', '.join(names)}")
+        if self.reward_options and not self.reward:
+            raise ValueError("reward_options are those of reward, which is not set; a stream's own stand in the stream")
         return self
 
 

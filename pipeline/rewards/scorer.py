@@ -24,6 +24,7 @@ from headrace.pipeline.rewards.reward import (
     load_reward,
 )
 from headrace.schemas.config import RunConfig
+from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.parts import Reward
 from headrace.schemas.records import Prompt
 
@@ -38,7 +39,8 @@ class Scorer:
 
     def __init__(self, config: RunConfig) -> None:
         self._options: dict[str, Mapping[str, Any]] = {n: s.reward_options for n, s in config.streams.items()}
-        self._options[EVALUATION_STREAM] = next(iter(config.streams.values())).reward_options
+        first = next(iter(config.streams.values()))
+        self._options[EVALUATION_STREAM] = config.eval.reward_options if config.eval.reward else first.reward_options
         self._group_options = {n: s.group_reward_options for n, s in config.streams.items()}
         self._group_rewards = {n: s.group_reward for n, s in config.streams.items()}
         self._pool: RewardPool | None = None
@@ -51,7 +53,10 @@ class Scorer:
             if section.group_reward:
                 self._reward(section.group_reward, name, group=True)
         if config.eval.reward:
-            self._reward(config.eval.reward, EVALUATION_STREAM)
+            try:
+                self._reward(config.eval.reward, EVALUATION_STREAM)
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error).replace("streams.S.", "eval.")) from error
 
     async def score(self, prompt: Prompt, completion: Completion, *, role: str = "") -> list[Reward]:
         """Reward parts of one completion; ``role`` marks them as that role's own. Raises RewardFailed.

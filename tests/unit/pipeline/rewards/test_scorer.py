@@ -127,6 +127,7 @@ def scored(scorer: Scorer, asked: Prompt, text: str = "12", role: str = "") -> l
         ({"main": {"reward": "scorer_rewards:NoLicence"}}, "NoLicence' cannot be made: RuntimeError: no licence"),
         ({"main": {"reward_options": {"timeout_seconds": 0}}}, "timeout_seconds"),
         ({"main": {}, "evaluation": {"reward": "nothing_like_it"}}, "nothing_like_it"),
+        ({"main": {}, "evaluation": {"reward": "exact_match", "reward_options": {"stripp": 1}}}, "eval.reward_options"),
     ],
 )
 def test_a_wrong_reward_or_option_is_refused_before_anything_is_sampled(
@@ -185,6 +186,17 @@ def test_a_reward_that_leaves_excludes_what_it_was_to_score_and_no_more(rewards:
     asked = prompt(f"scorer_rewards:{name}")
     with pytest.raises(RewardFailed, match=says):
         scored(Scorer(config(main={"reward": asked.reward})), asked)
+
+
+def test_an_evaluation_has_its_own_reward_with_its_own_options_or_those_of_the_stream() -> None:
+    stream = {"reward": "exact_match", "reward_options": {"strip": True}}
+    own = {"reward": "expression", "reward_options": {"longest": 9}}
+    for evaluation, value in (({}, 1.0), ({"reward": "exact_match"}, 0.0), (own, None)):
+        scorer = Scorer(config(evaluation, main=stream))
+        asked = prompt("exact_match", EVALUATION_STREAM)
+        if value is not None:
+            assert scored(scorer, asked, " 12 ")[0].value == value
+        scorer.close()
 
 
 @pytest.mark.parametrize("name", ["NoTime", "NoTimeInProcess"])
