@@ -266,6 +266,9 @@ class _Loading:
 
         Every version on the way must come out at the root digest of its manifest.
         """
+        if self._base is not None and self._base.layout.digest != self._layout.digest:
+            problem = DeltaCorrupt(f"{self._store.url}: the {self._plan[0]} has another layout than its base")
+            raise _HopFailed(self._plan[0], on_base=True) from problem
         digests = list(self._base.digests) if self._base is not None else [b""] * len(self._layout.segments)
         last: dict[int, int] = {}
         for number, hop in enumerate(self._plan):
@@ -277,8 +280,7 @@ class _Loading:
                 last[row.index] = number
             twice = len(indices) != len(rows)
             missing = hop.parent < 0 and len(indices) != len(self._layout.segments)
-            foreign = hop.link.manifest.layout_digest != self._layout.digest
-            if twice or missing or foreign or root_of(digests) != hop.link.manifest.root_digest:
+            if twice or missing or root_of(digests) != hop.link.manifest.root_digest:
                 problem = DeltaCorrupt(f"{self._store.url}: the {hop} does not lead to its root digest")
                 raise _HopFailed(hop, on_base=number == 0 and self._base is not None) from problem
         return digests, last

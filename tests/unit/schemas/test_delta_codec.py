@@ -419,3 +419,15 @@ def test_escapes_are_whole_values_and_classes_hold_all_changes() -> None:
     assert not target.any()
     apply_frame(framed(CONTEXT, 2, (8, 1, *counts), one + empty * 15), target, NumpyKernels())
     assert target.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("stream", range(4))
+def test_no_stream_of_steps_is_longer_than_its_frame_can_need(stream: int) -> None:
+    """Whatever zstd says of itself: 4 GiB of it are 400 KB."""
+    most = (1, 1, 1, 2)
+    streams = [(0, b"", False)] * 4
+    streams[stream] = (most[stream] + 1, ZSTD(bytes(most[stream] + 1)), True)
+    target = np.zeros(8, np.uint16)
+    with pytest.raises(DeltaCorrupt, match=f"stream {stream} of {most[stream] + 1} bytes where {most[stream]} are"):
+        apply_frame(framed(STEPS, 2, (8, 1), streams), target, NumpyKernels())
+    assert not target.any()

@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.connectors.stores.chain import Chain, Hop, MissingLink
 from headrace.connectors.stores.local import LocalStore
 from headrace.connectors.stores.store import NoSuchKey
-from headrace.schemas.delta_layout import DeltaCorrupt
+from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import ShardRef, WeightManifest
 from headrace.schemas.delta_merged import MergedDelta
 
@@ -274,3 +275,15 @@ def test_a_manifest_that_was_overwritten_and_put_back_is_read_again(tmp_path: Pa
         reader.link(number, written.sha256[number])
     written.store.put(key, data)
     _check(reader.plan(target), target, None)
+
+
+def test_a_manifest_or_a_layout_under_the_key_of_another_is_refused(tmp_path: Path) -> None:
+    written = Written(tmp_path, 10)
+    one, other = written.numbers[2:4]
+    written.store.put(written.keys.manifest(one), written.store.get(written.keys.manifest(other)))
+    with pytest.raises(DeltaCorrupt, match=f"is the manifest of version {other}"):
+        Chain(written.store, "first", "main").link(one)
+    layouts = [Layout.of({name: np.zeros(8, np.uint16)}, {name: "bfloat16"}) for name in "ab"]
+    written.store.put(written.keys.layout(layouts[0].digest), layouts[1].to_bytes())
+    with pytest.raises(DeltaCorrupt, match=f"has digest {layouts[1].digest}"):
+        written.chain.layout(layouts[0].digest)

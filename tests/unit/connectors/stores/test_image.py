@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.connectors.stores.chain import Chain, MissingLink
-from headrace.connectors.stores.image import load_image
+from headrace.connectors.stores.chain import Chain, Hop, MissingLink
+from headrace.connectors.stores.image import apply_hop, load_image
 from headrace.connectors.stores.local import LocalStore
 from headrace.schemas.delta_codec import Frame, encode_dense
-from headrace.schemas.delta_layout import Layout
+from headrace.schemas.delta_layout import DeltaCorrupt, Layout
 from headrace.schemas.delta_manifest import ShardRef, WeightManifest
 from headrace.schemas.delta_shard import FULL, SegmentFrames, digest_of, pack_shard, root_of
 from headrace.trainers.step_to_delta import DeltaPublisher
@@ -82,6 +82,27 @@ def test_a_version_that_says_another_root_or_layout_is_refused(tmp_path: Path, n
     forged.store.put(f"runs/first/main/layout/{other.digest}", other.to_bytes())
     forged.write(replace(forged.manifest(2), **{name: other.digest}))
     assert ("root digest" if name == "root_digest" else f"expected {other.digest}") in forged.why_not()
+
+
+@pytest.mark.parametrize("segment_bytes", [512, 2048, 4096])
+def test_a_base_of_another_layout_is_built_on_by_nobody(tmp_path: Path, segment_bytes: int) -> None:
+    """A version that names its parent rightly, and cuts or lays out its weights otherwise."""
+    forged = Forged(tmp_path)
+    layout = Layout.of({"v": WEIGHTS["w"]}, {"v": "bfloat16"}, segment_bytes=segment_bytes)
+    other, head = DeltaPublisher(LocalStore(tmp_path / "other"), "first", "main", layout, full_every=1), None
+    for version in range(3):
+        head = other.publish({"v": WEIGHTS["w"] + np.uint16(version)}, version=version, lineage=0, batch=0, parent=head)
+    for info in LocalStore(tmp_path / "other").list("runs/first/main/"):
+        if "/manifest/" not in info.key:
+            forged.store.put(info.key, LocalStore(tmp_path / "other").get(info.key))
+    data = LocalStore(tmp_path / "other").get("runs/first/main/manifest/000000000002.json")
+    chain = Chain(forged.store, "first", "main")
+    forged.write(replace(WeightManifest.from_bytes(data)[0], parent_sha256=chain.link(1).sha256))
+    assert "weights object has layout" in forged.why_not(), "by a full and the delta"
+    with pytest.raises(DeltaCorrupt, match="has another layout than its base"):
+        apply_hop(chain, Hop.delta(chain.link(2)), load_image(chain, 1))
+    image = load_image(chain, 2, load_image(chain, 1))
+    assert np.array_equal(image.layout.views(image.data)["v"], WEIGHTS["w"] + np.uint16(2))
 
 
 def test_a_full_that_lacks_a_segment_is_none_even_under_a_root_that_fits(tmp_path: Path) -> None:
