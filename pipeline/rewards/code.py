@@ -78,11 +78,12 @@ class Code:
     def _problem(self, program: str, test: _Test, left: float) -> str:
         """Why a test is not passed; empty when it is."""
         if test.harness:
-            # asked for after the program has run, so that a program which exits early has not passed
-            word = secrets.token_hex(16)
-            source = f"{program}\n\n_word = input()\n{test.harness}\nprint(_word)\n"
-            verdict = self._sandbox.run(source, stdin=word + "\n", wall_seconds=left)
-            right = verdict.output.rstrip().endswith(word)
+            # asked for after the program has run, half of it on standard input and half in the source, so that one
+            # which exits early, or says what it read and exits, has not passed
+            read, written = secrets.token_hex(16), secrets.token_hex(16)
+            source = f"{program}\n\n_word = input()\n{test.harness}\nprint(_word + {written!r})\n"
+            verdict = self._sandbox.run(source, stdin=read + "\n", wall_seconds=left)
+            right = verdict.output.rstrip().endswith(read + written)
         else:
             verdict = self._sandbox.run(program, stdin=test.stdin, wall_seconds=left)
             right = _lines(verdict.output) == _lines(test.output)

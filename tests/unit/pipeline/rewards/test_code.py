@@ -57,7 +57,13 @@ def test_what_a_program_tries_is_its_verdict(program: str, says: str) -> None:
 def test_assertions_after_the_program_and_no_way_around_them() -> None:
     assert score("def double(x): return x + x", ASSERTS) == (1.0, "ok")
     assert score("def double(x): return 4", ASSERTS)[1].startswith("error: exit status 1")
-    for cheat in ("import os; os._exit(0)", "raise SystemExit", "import builtins; builtins.print = lambda *a: None"):
+    for cheat in (
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "import builtins; builtins.print = lambda *a: None",
+        "print(input())\nraise SystemExit",
+        "import sys\nprint(sys.stdin.read())\nsys.exit(0)",
+    ):
         assert score(f"def double(x): return 4\n{cheat}", ASSERTS)[0] == 0.0
 
 
