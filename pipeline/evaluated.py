@@ -70,12 +70,16 @@ class EvaluationFigures:
     metrics: dict[str, list[float]]
     curves: dict[str, list[tuple[int, float]]]
     best: Best | None
+    asked: str = ""
+    """``eval.best``."""
 
     def summary(self) -> str:
         """One line for people; empty when nothing beyond the accuracy is to be said."""
         told = [f"{name} {first:.3f} -> {last:.3f}" for name, (first, last) in self.metrics.items() if name != AVERAGE]
         if self.best is not None:
             told.append(f"best version {self.best.version} by {self.best.metric} ({self.best.value:.3f})")
+        elif self.asked:
+            told.append(f"no best version: none has a result for every sample, and {self.asked} for every prompt")
         if self.failed:
             told.append(f"{self.failed} samples failed")
         if self.other:
@@ -142,6 +146,7 @@ class EvaluationTally:
             metrics={name: [line[0][1], line[-1][1]] for name, line in curves.items()},
             curves=curves,
             best=self.best(config),
+            asked=config.best,
         )
 
     def _version(self, version: int, results: Sequence[EvalResult], config: EvalConfig) -> Evaluated:

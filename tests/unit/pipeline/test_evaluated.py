@@ -119,3 +119,11 @@ def test_figures_tell_first_and_last_and_what_other_versions_sampled() -> None:
 def test_a_metric_that_cannot_be_taken_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=r"with 4 samples a row there are avg, pass@1, pass@2, pass@3, pass@4"):
         settings_of(best=name)
+
+
+def test_a_run_without_a_best_version_says_why_unless_none_was_asked_for() -> None:
+    results = [*version(0, [1.0, 0.0]), result(0, "p1", 0, 0.0, error="hung"), result(0, "p1", 1, 0.0, error="hung")]
+    for best, said in (("pass@2", True), ("", False)):
+        figures = tally_of(*results).figures(settings_of(samples=2, best=best))
+        assert figures is not None and figures.best is None
+        assert ("no best version: none has a result for every sample, and pass@2 for" in figures.summary()) == said
