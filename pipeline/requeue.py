@@ -28,11 +28,12 @@ def requeue(connection: Connection, offset: int, *, value: bytes | None = None, 
         raise ConfigurationError(f"dead-letters[0]@{offset} does not exist: headrace dead-letters list shows them")
     headers = dict(letter.headers)
     topic = unprefixed(connection.run, (headers.get(f"{_ERRORS}topic") or b"").decode("utf-8", "replace"))
-    partition = int(headers.get(f"{_ERRORS}partition") or -1)
-    if topic not in connection.list_run_topics() or partition < 0:
+    number = (headers.get(f"{_ERRORS}partition") or b"").decode("ascii", "replace")
+    partition = int(number) if number.isdecimal() else -1
+    if not 0 <= partition < connection.list_run_topics().get(topic, 0):
         raise ConfigurationError(
-            f"dead-letters[0]@{offset} came from no topic of run {connection.run} ({topic or 'no topic'}): it was "
-            "refused before it was written, so there is no place to put it back to"
+            f"dead-letters[0]@{offset} came from no topic of run {connection.run} ({topic or 'no topic'}[{number}]): "
+            "it was refused before it was written, or is none of ours, so there is no place to put it back to"
         )
     if value is None and "hr-size" in headers:
         raise ConfigurationError(

@@ -83,6 +83,17 @@ def test_records_as_only_foreign_clients_write_them_stop_nobody(run: Run, bootst
         requeue(connection, letters[1].offset)
 
 
+@pytest.mark.parametrize("partition", [b"x", b"99", b"-1", b""])
+def test_a_letter_of_somebody_else_is_put_back_nowhere(run: Run, partition: bytes) -> None:
+    _, connection = run
+    place = [("__streams.errors.topic", connection.topic("admissions")), ("__streams.errors.partition", partition)]
+    producer = connection.producer("stranger")
+    connection.produce(producer, "dead-letters", b"x", partition=0, headers=place)
+    assert producer.flush(20) == 0
+    with pytest.raises(ConfigurationError, match="no place to put it back to"):
+        requeue(connection, 0)
+
+
 def test_output_carries_headers_and_decodes(run: Run) -> None:
     _, connection = run
     send(connection, "admissions", [(3, toy(5))])
