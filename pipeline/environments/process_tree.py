@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Usage", "end_group", "end_tree", "exit_status", "tree", "usage")
+__all__ = ("Usage", "end_group", "end_marked", "end_tree", "exit_status", "tree", "usage")
 
 _HELD = ("RssAnon:", "RssShmem:")
 
@@ -66,6 +66,18 @@ def end_group(pid: int, *, waited_for: bool) -> None:
         end_tree(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def end_marked(entry: str) -> None:
+    """SIGKILL to every process that was started with this entry (``NAME=value``) in its environment.
+
+    It finds what left the group and the tree of the one that started it. The entry must be a secret of these processes.
+    """
+    wanted = os.fsencode(entry)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 async def exit_status(process: asyncio.subprocess.Process) -> int:

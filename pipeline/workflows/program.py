@@ -6,11 +6,9 @@ started when it ends, and when the episode does.
 """
 
 import asyncio
-import contextlib
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.pipeline.capture.episode import CapturedEpisode
-from headrace.pipeline.environments.process_tree import end_tree, exit_status
+from headrace.pipeline.environments.process_tree import end_group, end_marked, exit_status
 from headrace.pipeline.rewards.reward import Completion
 from headrace.pipeline.workflows.captured import Captured, CapturedOptions, Outcome
 from headrace.pipeline.workflows.multi_turn import episode_seed
@@ -89,10 +87,8 @@ class Program(Captured):
             status = await exit_status(process)
         finally:
             # with what it started and left behind, which may hold its output open
-            if process.returncode is None:
-                end_tree(process.pid)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid, waited_for=process.returncode is not None)
+            end_marked(f"OPENAI_API_KEY={key}")
             await output.end()
             await errors.end()
         if status != 0:

@@ -219,6 +219,23 @@ def test_a_hung_program_is_killed_with_all_that_it_started(folder: ModelFolder, 
     raise AssertionError("the grandchild lives")
 
 
+def test_what_a_program_left_in_a_session_of_its_own_ends_with_it(
+    folder: ModelFolder, task: Task, tmp_path: Path
+) -> None:
+    place = tmp_path / "child"
+    start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
+    source = f"import subprocess, sys\nleft = {start}\nopen({str(place)!r}, 'w').write(str(left.pid))"
+    program = Program(Program.Options(command=script(tmp_path, source)))
+    with pytest.raises(EpisodeFailed, match="without one call"):
+        play(program, task, RecordingPolicy(folder, weatherman))
+    status = Path("/proc") / place.read_text() / "stat"
+    for _ in range(50):
+        if not status.exists() or "Z" in status.read_text().split()[2]:
+            return
+        time.sleep(0.1)
+    raise AssertionError("it lives on")
+
+
 def test_output_without_end_and_a_child_that_stays_block_nobody(
     folder: ModelFolder, task: Task, tmp_path: Path
 ) -> None:
