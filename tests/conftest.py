@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from suite_order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 from headrace.schemas import parts, records
 
 __all__ = ("pytest_collection_modifyitems", "pytest_xdist_make_scheduler")
+
+settings.register_profile("untimed", deadline=None)  # a busy machine fails no example
+settings.load_profile("untimed")
 
 
 def sequence(**over: Any) -> parts.Sequence:
