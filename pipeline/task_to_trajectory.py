@@ -155,7 +155,13 @@ class RolloutWorker:
                 options=rollout.options,
             )
             folder = ModelFolder(section.model)
-            samplers[policy] = Sampler(policy, engine, folder, on_new_weights=rollout.on_new_weights)
+            samplers[policy] = Sampler(
+                policy,
+                engine,
+                folder,
+                on_new_weights=rollout.on_new_weights,
+                max_prompt_tokens=rollout.max_prompt_tokens,
+            )
         return samplers
 
     def _join(self) -> bool:

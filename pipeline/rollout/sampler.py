@@ -26,6 +26,10 @@ from headrace.schemas.records import Prompt
 __all__ = ("OnNewWeights", "Sampler", "Session")
 
 _REMEMBERED = 4096
+_CHARACTERS = 16
+"""Of a text for each token that a prompt may have, before it is looked whether more of it is worth tokenising."""
+_SEAM = 16
+"""Tokens by which a beginning of a text may differ from the text where it was cut."""
 
 OnNewWeights = Literal["keep", "abort_resume", "finish"]
 
@@ -54,13 +58,20 @@ class Sampler:
     """A policy's engine and tokenizer in this worker; all methods are called in the worker's thread."""
 
     def __init__(
-        self, policy: int, engine: Engine, folder: ModelFolder, *, on_new_weights: OnNewWeights = "keep"
+        self,
+        policy: int,
+        engine: Engine,
+        folder: ModelFolder,
+        *,
+        on_new_weights: OnNewWeights = "keep",
+        max_prompt_tokens: int = 1 << 30,
     ) -> None:
         self.policy = policy
         self.engine = engine
         self.tokens = 0
         """Tokens sampled so far."""
         self._mode = on_new_weights
+        self._most = max_prompt_tokens
         self.folder = folder
         """Tokenizer and chat template."""
         self._next_key = 0
@@ -215,6 +226,18 @@ class Sampler:
             self._encoded[key] = found
         return found
 
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """Token ids of text as it is. Raises PromptTooLong, after a time that does not grow with the text beyond."""
+        size = _CHARACTERS * self._most
+        while len(text) > size:
+            if self.folder.tokenize(text[:size]).size > self._most + _SEAM:
+                raise PromptTooLong(
+                    f"the first {size} of {len(text)} characters are more than {self._most} tokens "
+                    "(rollout.max_prompt_tokens); shorten it or raise the setting"
+                )
+            size *= 2
+        return self.folder.tokenize(text)
+
     def decode(self, tokens: npt.NDArray[np.int32]) -> str:
         """Text of token ids without special tokens."""
         return self.folder.decode(tokens)
@@ -247,8 +270,8 @@ class Session:
         return self.sampler.folder.render(messages, tools, settings)
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """Token ids of text as it is."""
-        return self.sampler.folder.tokenize(text)
+        """Token ids of text as it is. Raises PromptTooLong."""
+        return self.sampler.tokenize(text)
 
     def detokenize(self, tokens: npt.NDArray[np.int32]) -> str:
         """Text of token ids, special tokens written out."""

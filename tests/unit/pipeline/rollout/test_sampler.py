@@ -132,3 +132,19 @@ def test_tokens_are_counted_and_equal_seeds_sample_equal_tokens(sampler: Sampler
         assert sampler.tokens == sum(m.tokens.size for m in made)
 
     asyncio.run(play())
+
+
+def test_a_text_that_no_prompt_can_hold_is_not_tokenised_to_its_end(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ModelFolder(tiny_model)
+    made = Sampler(0, ScriptedEngine(slots=4, max_prompt_tokens=8), folder, max_prompt_tokens=8)
+    whole, looked = folder.tokenize, list[int]()
+    monkeypatch.setattr(folder, "tokenize", lambda text: looked.append(len(text)) or whole(text))
+    with pytest.raises(PromptTooLong, match="first 128 of 5000000 characters are more than 8 tokens"):
+        made.tokenize("5" * 5_000_000)
+    assert looked == [128]
+    assert made.tokenize("5" * 128).size == 128, "what is not much too long is left to the engine"
+    monkeypatch.setattr(folder, "tokenize", lambda text: looked.append(len(text)) or np.array([7], np.int32))
+    assert made.tokenize("5" * 300).tolist() == [7], "a text of few long tokens is looked at further"
+    assert looked[-3:] == [128, 256, 300]
