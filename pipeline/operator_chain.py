@@ -302,12 +302,20 @@ class OperatorChain:
             for number, entry in enumerate(config.operators)
             if operator_class(entry).kind in GROUP_KINDS
         ]
+        self._opened: list[tuple[str, Metrics, Operator]] = []
 
     def open(self, context: Context) -> None:
         """Open every operator."""
         for number, state, entry, operator in self._entries:
             own = _OperatorContext(entry.type, state, context)
             opened(f"operators[{number}] ({entry.type})", context.metrics, partial(operator.open, own))
+            self._opened.append((entry.type, context.metrics, operator))
+
+    def close(self) -> None:
+        """Close every operator that was opened; an error there is logged and counted."""
+        while self._opened:
+            name, metrics, operator = self._opened.pop()
+            logged_error(name, metrics, operator.close)
 
     def run(self, draft: GroupDraft, context: Context) -> GroupDraft | Dropped:
         """Apply the operators that concern the draft's stream and policy until one drops it.

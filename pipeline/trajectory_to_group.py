@@ -112,6 +112,10 @@ class Assemble:
             self.parked[received.offset] = (received, received.record)
         self.chain.open(context)
 
+    def close(self) -> None:
+        """Close the operators."""
+        self.chain.close()
+
     def process(self, received: Received, context: Context) -> None:
         """Fold one record."""
         record = received.record

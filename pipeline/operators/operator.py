@@ -151,5 +151,7 @@ class Operator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what ``open`` took."""
+        """Let go of what ``open`` took: the task is over or moves on, or its last transaction was undone and another
+        object goes on. Not called when the process is killed.
+        """
         ...

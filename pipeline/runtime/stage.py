@@ -6,13 +6,13 @@ under the worker on Kafka, under the test driver and under simulation (protocol 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from headrace.schemas.config import RunConfig
 from headrace.schemas.parts import Source
 from headrace.schemas.records import Record
 
-__all__ = ("Context", "Metrics", "Received", "Stage", "Store")
+__all__ = ("Closing", "Context", "Metrics", "Received", "Stage", "Store")
 
 
 class Received(NamedTuple):
@@ -153,6 +153,15 @@ class Stage(Protocol):
 
     def finished(self) -> bool:
         """True when this task's part of the run is over; the worker ends when all its tasks say so."""
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A stage that took something when it was opened."""
+
+    def close(self) -> None:
+        """Let go of it: the task is over, or a new stage takes this one's place."""
         ...
 
 

@@ -19,7 +19,7 @@ from headrace.pipeline.runtime.frontier import Frontier, Place
 from headrace.pipeline.runtime.lifecycle import TaskState, moved
 from headrace.pipeline.runtime.metrics import StageMetrics
 from headrace.pipeline.runtime.sqlite_store import StoreFile
-from headrace.pipeline.runtime.stage import Metrics, Received, Stage, StageFactory
+from headrace.pipeline.runtime.stage import Closing, Metrics, Received, Stage, StageFactory
 from headrace.pipeline.runtime.store import MemoryStore, OverlayStore
 from headrace.pipeline.runtime.timers import Timers
 from headrace.schemas.codec import decode_received
@@ -125,6 +125,7 @@ class Task:
             pause=pause,
         )
         self._stage: Stage = factory(config, number)
+        self._opened = False
 
     # life
 
@@ -135,6 +136,7 @@ class Task:
     def close(self, *, keep_stores: bool = False) -> None:
         """The end of this task. Its stores are freed unless somebody else has them now. Raises IllegalTransition."""
         self.move_to(TaskState.CLOSED)
+        self._let_go()
         for store in self.stores.values() if not keep_stores else ():
             store.close()
 
@@ -259,10 +261,17 @@ class Task:
         return self._timers.next_due_ms()
 
     def _open(self) -> None:
+        self._let_go()
         self._stage = self._factory(self._config, self.number)
+        self._opened = True
         self._begin_call()
         self._stage.open(self._context)
         self._end_call()
+
+    def _let_go(self) -> None:
+        if self._opened and isinstance(self._stage, Closing):
+            self._stage.close()
+        self._opened = False
 
     def _begin_call(self) -> None:
         self._context.begin_call(self._clock())

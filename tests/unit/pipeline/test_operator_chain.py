@@ -234,6 +234,21 @@ def test_a_timer_that_raises_ends_no_task_and_no_group() -> None:
     assert context.metrics.total("operator_errors") == 1
 
 
+def test_every_operator_that_was_opened_is_closed_once_whatever_another_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(Add, "close", lambda self: closed.append(type(self).__name__))
+    monkeypatch.setattr(Never, "close", lambda self: closed[99])
+    context = FakeContext()
+    chain = OperatorChain(make_config(operators=[{"type": "add"}, {"type": "never"}, {"type": "late"}]))
+    chain.close()
+    assert not closed
+    chain.open(cast(Any, context))
+    chain.close()
+    chain.close()
+    assert closed == ["Late", "Add"]
+    assert context.metrics.total("operator_errors") == 1
+
+
 def test_a_timer_at_no_whole_millisecond_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Add, "process", lambda self, record, context: context.schedule("later", 0.5))
     assert "a timer is due at whole milliseconds, not at 0.5" in run({"type": "add"}).detail

@@ -227,6 +227,30 @@ def test_a_record_that_may_not_travel_fails_the_call_that_made_it() -> None:
     assert b"shalf" not in dict(rig.changelog)
 
 
+class Taking(Chain):
+    """A stage that takes something when it is opened."""
+
+    taken: int = 0
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        Taking.taken += 1
+
+    def close(self) -> None:
+        Taking.taken -= 1
+
+
+def test_what_a_stage_took_is_let_go_when_it_is_replaced_and_when_its_task_ends() -> None:
+    Taking.taken = 0
+    rig = Rig(Taking)
+    assert Taking.taken == 1
+    rig.task.reset()
+    rig.task.reopen()
+    assert Taking.taken == 1
+    rig.task.close()
+    assert Taking.taken == 0
+
+
 def test_a_task_lives_by_its_transitions() -> None:
     rig = Rig()
     for state in (TaskState.SUSPENDED, TaskState.CLOSED):
