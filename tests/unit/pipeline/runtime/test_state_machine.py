@@ -184,4 +184,5 @@ def test_positions_are_agreed_by_group_and_changelog_or_refused(
     places = Restored.places
     task = Restored(None if saved is None else dict(zip(places, saved, strict=True)))
     wanted = None if positions is None else dict(zip(places, positions, strict=True))
-    assert _agreed(task, dict(zip(places, group, strict=True))) == wanted  # type: ignore[arg-type]
+    offsets = {place: (offset, None) for place, offset in zip(places, group, strict=True)}
+    assert _agreed(task, offsets) == wanted  # type: ignore[arg-type]
