@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Usage", "end_group", "end_marked", "end_tree", "exit_status", "tree", "usage")
+__all__ = ("Usage", "children", "end_group", "end_marked", "end_tree", "exit_status", "tree", "usage")
 
 _HELD = ("RssAnon:", "RssShmem:")
 
@@ -28,9 +28,9 @@ def tree(pid: int) -> list[int]:
     """The pids of a process and its descendants; one that ends meanwhile may be missing."""
     found, waiting = [pid], [pid]
     while waiting:
-        children = _children(waiting.pop())
-        found += children
-        waiting += children
+        below = children(waiting.pop())
+        found += below
+        waiting += below
     return found
 
 
@@ -94,7 +94,8 @@ async def exit_status(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The pids of a process's children, those that were not waited for included."""
     out: list[int] = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():

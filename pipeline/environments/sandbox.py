@@ -7,12 +7,15 @@ processes or output.
 """
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.pipeline.environments import system_calls
-from headrace.pipeline.environments.process_tree import end_tree, tree, usage
+from headrace.pipeline.environments.process_tree import children, end_tree, tree, usage
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("VERDICTS", "Sandbox", "SandboxMissing", "SandboxOptions", "Verdict")
@@ -35,6 +38,8 @@ Kind = Literal["ok", "error", "timeout", "memory", "processes", "output", "files
 
 _BOX = "/box"
 _BETWEEN_LOOKS = 0.02
+_ENDING_SECONDS = 2.0
+"""Longest wait for what was killed to be gone."""
 _OWN_UIDS = 1_800_000_000
 """Uids from here on, by the pid of the caller: RLIMIT_NPROC counts by uid, so sandboxes must not share one."""
 _NOBODY = 65534
@@ -155,21 +160,25 @@ class Sandbox:
         user = _user()
         drop: dict[str, object] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         began = time.monotonic()
-        process: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
-            command,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder or "/",
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-            pass_fds=held,
-            start_new_session=True,
-            **drop,
-        )
+        with _ORPHANS:
+            _reap_orphans()
+            process: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder or "/",
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                pass_fds=held,
+                start_new_session=True,
+                **drop,
+            )
+            _RUNNING.add(process.pid)
         try:
             met, output, errors = _watch(process, self.options, began + wall)
         finally:
             _end(process)
+            _forget(process.pid)
         seconds = time.monotonic() - began
         status = process.returncode if process.returncode >= 0 else 128 - process.returncode
         kind: Kind = met if met and met != "timeout" else _kind_of(status, errors, timed_out=met is not None)
@@ -244,6 +253,45 @@ def _problem(python: str, visible: tuple[str, ...]) -> str:
             **drop,
         )
     return "" if trial.stdout.strip() == "1" else f"a trial failed: {trial.stderr.strip()[-300:] or trial.returncode}"
+
+
+_ORPHANS = threading.Lock()
+_RUNNING: set[int] = set()
+"""First processes of runs, which are waited for by their own."""
+_SET_CHILD_SUBREAPER = 36
+
+
+@cache
+def _adopts_orphans() -> bool:
+    """Whether orphans of this process fall to it (prctl(2)), from now on."""
+    return sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def _reap_orphans() -> bool:
+    """Take the status of first processes of namespaces, which bubblewrap leaves to whoever adopts orphans.
+
+    Until then they count towards the process limit of their user; init takes its time, and in containers may be none.
+    Says whether none is left; one that is left is ending, with all in its namespace.
+    """
+    left = 0
+    for pid in children(os.getpid()) if _adopts_orphans() else ():
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+            if name == "bwrap" and pid not in _RUNNING:
+                left += os.waitpid(pid, os.WNOHANG)[0] == 0
+    return left == 0
+
+
+def _forget(pid: int) -> None:
+    """A run's first process has ended: wait until its namespace has too."""
+    end = time.monotonic() + _ENDING_SECONDS
+    with _ORPHANS:
+        _RUNNING.discard(pid)
+        ended = _reap_orphans()
+    while not ended and time.monotonic() < end:
+        time.sleep(_BETWEEN_LOOKS / 4)
+        with _ORPHANS:
+            ended = _reap_orphans()
 
 
 def _user() -> int | None:

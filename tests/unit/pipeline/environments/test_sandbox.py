@@ -251,6 +251,12 @@ def test_a_program_may_leave_children_and_they_end_with_it() -> None:
 
 
 @boxed
+def test_programs_leave_nothing_that_counts_against_those_after_them() -> None:
+    kinds = [run("print(1)").kind for _ in range(2 * OPTIONS.processes + 8)]
+    assert set(kinds) == {"ok"}
+
+
+@boxed
 def test_a_shorter_time_can_be_asked_for() -> None:
     made = Sandbox(OPTIONS).run("while True: pass", wall_seconds=0.5)
     assert made.kind == "timeout" and 0.4 < made.seconds < 2 and str(made).startswith("timeout: exit status")
