@@ -264,7 +264,7 @@ _SET_CHILD_SUBREAPER = 36
 @cache
 def _adopts_orphans() -> bool:
     """Whether orphans of this process fall to it (prctl(2)), from now on."""
-    return sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def _reap_orphans() -> bool:
