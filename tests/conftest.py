@@ -1,5 +1,7 @@
 """Fixtures for every test: one worked example of each record; and the order in which test processes take the suite."""
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,14 @@ from suite_order import pytest_collection_modifyitems, pytest_xdist_make_schedul
 from headrace.schemas import parts, records
 
 __all__ = ("pytest_collection_modifyitems", "pytest_xdist_make_scheduler")
+
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a test that failed at once: the end of the suite may be twenty minutes away."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.when} failed: {report.nodeid}", file=sys.__stderr__, flush=True)
+
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no example
 settings.load_profile("untimed")
