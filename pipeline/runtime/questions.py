@@ -7,7 +7,8 @@ A question that must have an answer is repeated until the broker is back or the 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Committed = tuple[int, Mark | None]
 """A committed offset, -1 for none, and the mark of the process of ours that committed it."""
 _ASK_SECONDS = 1.0
+_RENEW_SECONDS = 0.3
 
 
 class Unanswered(Exception):
@@ -46,7 +48,7 @@ class Questions:
         self._partitions: dict[Place, TopicPartition] = {}
 
     def ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
-        """Last stable offsets of places in one request, None when the broker does not answer within a second.
+        """Last stable offsets of places in one request, None when a leader of theirs does not answer within a second.
 
         Raises ProducerLost when the process must stop while it does not answer.
         """
@@ -58,8 +60,15 @@ class Questions:
         if not found or any(p.error is not None or p.offset < 0 for p in found):
             if self._stop.is_set():
                 raise ProducerLost("stopped while the broker was away")
+            self._renew({topic for topic, _ in places})
             return None
         return {(unprefixed(self._connection.run, p.topic), p.partition): p.offset for p in found}
+
+    def _renew(self, topics: Collection[str]) -> None:
+        """Learn anew who leads these topics: the client asks the leaders that it knows for minutes, dead or not."""
+        for topic in topics:
+            with suppress(KafkaException):
+                self._asker.list_topics(self._connection.topic(topic), timeout=_RENEW_SECONDS)
 
     def all_ends(self, topic: str) -> dict[int, int]:
         """Newest end of each partition of a topic, open transactions included; waits while the broker is away.

@@ -106,9 +106,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class KeptWorker:
-    """The toy worker as a process that is started again when it ends, as the launcher does."""
+    """The toy worker as a process that is started again when it ends, as by the launcher; it writes to ``log``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, log: Path) -> None:
+        self._log = log
         toy = Path(__file__).parents[1] / "kit" / "toy_worker.py"
         self._command = [sys.executable, str(toy), connection.bootstrap, connection.run, "a"]
         self._over = threading.Event()
@@ -118,7 +119,10 @@ class KeptWorker:
 
     def _keep(self) -> None:
         while not self._over.is_set():
-            with subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            with (
+                self._log.open("ab") as log,
+                subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stderr=log) as process,
+            ):
                 while process.poll() is None and not self._over.wait(0.1):
                     continue
                 if self._over.is_set():
@@ -130,7 +134,7 @@ class KeptWorker:
         self._thread.join()
 
 
-def test_a_worker_goes_on_when_the_node_that_coordinates_its_group_is_killed(nodes: Cluster) -> None:
+def test_a_worker_goes_on_when_the_node_that_coordinates_its_group_is_killed(nodes: Cluster, tmp_path: Path) -> None:
     """The client library may hang in a transaction that it began with the dead coordinator: then the watchdog ends the
     process, and the next one goes on from the last commit.
     """
@@ -138,7 +142,7 @@ def test_a_worker_goes_on_when_the_node_that_coordinates_its_group_is_killed(nod
     connection = Connection.of(KafkaConfig(replication_factor=3), run, nodes.bootstrap()).patient(lambda: False)
     connection.ensure_topics(partition_counts(["main"], groups=PARTITIONS, inboxes=1, lanes=1))
     numbers = range(300)
-    worker = KeptWorker(connection)
+    worker = KeptWorker(connection, tmp_path / "worker.log")
     feeder = threading.Thread(target=feed, args=(connection, numbers[50:200], 0.02))
     try:
         feed(connection, numbers[:50])
@@ -152,6 +156,9 @@ def test_a_worker_goes_on_when_the_node_that_coordinates_its_group_is_killed(nod
         feed(connection, numbers[200:])  # what comes after its death is worked on too
         feeder.join()
         check_chain(wait_for_chain(connection, len(numbers), 240), numbers)
+    except AssertionError:
+        print((tmp_path / "worker.log").read_text("utf-8")[-20_000:])
+        raise
     finally:
         worker.stop()
     assert len(worker.codes) <= 3, f"the worker ended again and again: {worker.codes}"

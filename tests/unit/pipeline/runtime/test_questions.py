@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.connectors.kafka import Connection
 from headrace.connectors.lifetime import StopSignal
@@ -58,3 +58,32 @@ def test_a_process_that_must_stop_does_not_wait_for_answers(questions, stop):
     stop.set("asked")
     with pytest.raises(ProducerLost, match="stopped while asking for it"):
         questions.patiently("it", _failing(10**6)[0])
+
+
+class Moved:
+    """A client that asks the leader that it knows, who is dead, until it looks who leads the topic now."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+
+    def offsets_for_times(self, wanted, timeout):
+        if not {place.topic for place in wanted} <= self.known:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return [TopicPartition(place.topic, place.partition, 7) for place in wanted]
+
+    def list_topics(self, topic, timeout):
+        if topic == "first.ledger":
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        self.known.add(topic)
+
+    def close(self): ...
+
+
+def test_ends_that_nobody_tells_are_asked_of_who_leads_now(questions):
+    questions._asker.close()
+    questions._asker = Moved()
+    places = [("groups", 0), ("groups", 1), ("steps", 0)]
+    assert questions.ends(places) is None
+    assert questions.ends(places) == dict.fromkeys(places, 7)
+    assert questions.ends([("ledger", 0)]) is None
+    assert questions.ends([("ledger", 0)]) is None
