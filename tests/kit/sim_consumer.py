@@ -231,6 +231,10 @@ class SimConsumer:
 
         return self._cluster.request(ask, timeout)
 
+    def list_topics(self, topic: str, timeout: float = 10.0) -> None:
+        """Who leads a topic: there is one node, so only whether it answers."""
+        self._cluster.request(lambda: None, timeout)
+
     def committed(self, wanted: Sequence[TopicPartition], timeout: float = 10.0) -> list[TopicPartition]:
         """Stable committed offsets of the group; waits for transactions that hold some of them."""
         time = self._cluster.time
