@@ -48,7 +48,7 @@ def started(kind: str, data: Path) -> Iterator[str]:
         yield f"127.0.0.1:{line.split()[1]}"
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.fixture(scope="session")
