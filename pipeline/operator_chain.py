@@ -48,7 +48,7 @@ GROUP_KINDS = ("shape", "filter", "downsample")
 REASON_LENGTH, DETAIL_LENGTH = 100, 1000
 """Characters of a reason and of its detail that go into the ledger."""
 _METHODS = {
-    **dict.fromkeys(GROUP_KINDS, ("open", "process", "on_timer")),
+    **dict.fromkeys(GROUP_KINDS, ("open", "process", "on_timer", "close")),
     "prompt": ("check", "open", "select", "process", "admitted", "outcome", "moved"),
     "staleness": ("refusal",),
     "replay": ("capacity", "choose"),

@@ -122,7 +122,7 @@ REPLAY = {"type": "replay", "ratio": 0.5}
         ),
         (
             lambda: make_config(operators=[{"type": f"{__name__}:Bare"}]),
-            "of kind filter has no method process, on_timer",
+            "of kind filter has no method process, on_timer, close",
         ),
         (lambda: make_config(operators=[{"type": f"{__name__}:Taken"}]), "has a key policy of its own"),
         (lambda: make_config(operators=[{"type": "greso", "easy_from": math.nan}]), "easy_from: .*finite"),
