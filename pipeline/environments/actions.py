@@ -2,10 +2,19 @@
 
 import re
 
-__all__ = ("command_of", "tagged")
+__all__ = ("after_thinking", "command_of", "tagged")
 
 _ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.S)
 _THOUGHT_END = "</think>"
+
+
+def after_thinking(text: str) -> str:
+    """What a text says after its last ``</think>``; all of it where there is none.
+
+    >>> after_thinking("<think>8 or 9?</think>9")
+    '9'
+    """
+    return text.rpartition(_THOUGHT_END)[2]
 
 
 def command_of(text: str) -> str:
@@ -16,7 +25,7 @@ def command_of(text: str) -> str:
     >>> command_of("<action>take log</action> and then rest")
     'take log'
     """
-    said = text.rpartition(_THOUGHT_END)[2]
+    said = after_thinking(text)
     found = _ACTION.findall(said)
     lines = [line.strip() for line in (found[-1] if found else said).splitlines() if line.strip()]
     return lines[-1] if lines else ""
@@ -30,7 +39,7 @@ def tagged(text: str, tag: str) -> str | None:
     >>> tagged("<answer>1<answer>2</answer></answer>", "answer")
     '2'
     """
-    said = text.rpartition(_THOUGHT_END)[2]
+    said = after_thinking(text)
     opening, closing = f"<{tag}>", f"</{tag}>"
     start = said.rfind(opening, 0, max(0, said.rfind(closing)))
     if start < 0:

@@ -6,6 +6,7 @@ Answers are compared as the reward ``math`` compares them.
 
 from pydantic import Field
 
+from headrace.pipeline.environments.actions import after_thinking
 from headrace.pipeline.environments.environment import EnvironmentOptions, Observation
 from headrace.pipeline.rewards.math import Math, MathOptions
 from headrace.schemas.records import Prompt
@@ -42,7 +43,7 @@ class MathProblem:
         """Judge an attempt. Raises ValueError after the end."""
         if self._prompt is None:
             raise ValueError("the episode has ended: call reset first")
-        right = self._math.equal(self._prompt.answer, action.rpartition("</think>")[2])
+        right = self._math.equal(self._prompt.answer, after_thinking(action))
         value = self._options.discount**self._made if right else 0.0
         self._made += 1
         if right or self._made == self._options.attempts:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
+from headrace.pipeline.environments.actions import after_thinking
 from headrace.pipeline.rewards.chat_client import ChatClient, ChatOptions, JudgeUnavailable
 from headrace.pipeline.rewards.reward import Completion, Graded, RewardFailed, RewardOptions
 from headrace.schemas.records import Prompt
@@ -91,7 +92,7 @@ class Judge(_Judging):
 
         def marked(completion: Completion) -> Graded:
             said = self._ask(_filled(_MARK, prompt, completion=completion.text), task)
-            found = _MARKED.findall(said.rpartition("</think>")[2])
+            found = _MARKED.findall(after_thinking(said))
             mark = float(found[-1]) if found else None
             if mark is None or not low <= mark <= high:
                 raise ValueError(f"judge {self._options.model} gave no mark from {low:g} to {high:g}: {said[:200]!r}")
@@ -122,7 +123,7 @@ class Pairwise(_Judging):
         def better(order: tuple[int, int]) -> float:
             a, b = (completions[i].text for i in order)
             said = self._ask(_filled(_PAIR, prompt, a=a, b=b), "Which reply is better? Answer A, B or tie alone.")
-            word = said.rpartition("</think>")[2].strip().strip(".\"'*()").upper().removeprefix("REPLY ")
+            word = after_thinking(said).strip().strip(".\"'*()").upper().removeprefix("REPLY ")
             if word not in ("A", "B", "TIE"):
                 raise ValueError(f"judge {self._options.model} answered neither A, B nor tie: {said[:200]!r}")
             return {"A": 1.0, "B": 0.0, "TIE": 0.5}[word]
@@ -155,7 +156,7 @@ class Ranking(_Judging):
             said = self._ask(_filled(_LIST, prompt, replies=replies), task)
         except JudgeUnavailable as error:
             raise RewardFailed(str(error)) from error
-        order = [int(number) for number in re.findall(r"\d+", said.rpartition("</think>")[2])]
+        order = [int(number) for number in re.findall(r"\d+", after_thinking(said))]
         if sorted(order) != list(range(1, count + 1)):
             raise RewardFailed(f"judge {self._options.model} gave no order of {count} replies: {said[:200]!r}")
         worth = {reply: 1.0 if count == 1 else 1 - place / (count - 1) for place, reply in enumerate(order)}

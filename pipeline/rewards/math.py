@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from headrace.pipeline.environments.actions import after_thinking
 from headrace.pipeline.rewards.reward import Completion, RewardOptions
 from headrace.schemas.errors import ConfigurationError
 from headrace.schemas.records import Prompt
@@ -38,7 +39,7 @@ class Math:
         """Compare. Raises ValueError for an answer of the prompt that cannot be read as mathematics."""
         if self._need_stop and completion.end_reason != "stop":
             return 0.0
-        return float(self.equal(prompt.answer, completion.text.rpartition("</think>")[2]))
+        return float(self.equal(prompt.answer, after_thinking(completion.text)))
 
     def equal(self, answer: str, text: str) -> bool:
         """Whether what a text ends with equals an answer. Raises ValueError for an answer that is no mathematics."""
