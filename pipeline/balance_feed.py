@@ -6,10 +6,9 @@ is read.
 
 from headrace.connectors.kafka import Connection
 from headrace.pipeline.balance import Balance, BalanceReport, Zones
-from headrace.pipeline.run_records import head_of
+from headrace.pipeline.run_records import created_run, head_of
 from headrace.pipeline.runtime.stage import Metrics
-from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import RunEnd, RunManifest, Step
+from headrace.schemas.records import RunEnd, Step
 
 __all__ = ("BalanceFeed", "show_metrics")
 
@@ -21,10 +20,7 @@ class BalanceFeed:
 
     def __init__(self, connection: Connection, versions: int, zones: Zones | None = None) -> None:
         """Raises HeadraceError for a run without a manifest, MissingTopic for none at all."""
-        found = [raw.decoded_if_ours() for raw in connection.read_topic("run")]
-        manifest = next((record for record in found if isinstance(record, RunManifest)), None)
-        if manifest is None:
-            raise HeadraceError(f"{connection.topic('run')} holds no manifest: the run has not been created")
+        manifest, _ = created_run(connection)
         self.balance = Balance(manifest.policies, versions, zones=zones)
         self.ended = False
         """The run's end mark has been read."""

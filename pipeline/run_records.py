@@ -14,10 +14,10 @@ import fastavro
 from headrace.connectors.kafka import Connection, RawRecord
 from headrace.schemas.avsc import packaged_schema
 from headrace.schemas.codec import fingerprint
-from headrace.schemas.errors import UndecodableRecord
-from headrace.schemas.records import Record, Trajectory
+from headrace.schemas.errors import HeadraceError, UndecodableRecord
+from headrace.schemas.records import Record, RunEnd, RunManifest, Trajectory
 
-__all__ = ("TrajectoryHead", "head_of", "read_records", "read_trajectory_heads")
+__all__ = ("TrajectoryHead", "created_run", "head_of", "read_records", "read_trajectory_heads")
 
 _FRAMING_BYTES = 5
 
@@ -40,6 +40,18 @@ class TrajectoryHead:
     prompt_text: str
     completion_text: str
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def created_run(connection: Connection) -> tuple[RunManifest, bool]:
+    """What a run was created with, and whether its end mark is there.
+
+    Raises HeadraceError for a run that was never created, MissingTopic for none at all.
+    """
+    found = [raw.decoded_if_ours() for raw in connection.read_topic("run")]
+    manifest = next((record for record in found if isinstance(record, RunManifest)), None)
+    if manifest is None:
+        raise HeadraceError(f"{connection.topic('run')} holds no manifest: the run has not been created")
+    return manifest, any(isinstance(record, RunEnd) for record in found)
 
 
 def read_records(connection: Connection, topic: str) -> Iterator[tuple[RawRecord, Record]]:

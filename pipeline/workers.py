@@ -13,11 +13,12 @@ from typing import Literal
 
 import headrace
 from headrace.connectors.kafka import Connection
+from headrace.pipeline.run_records import created_run
 from headrace.schemas.codec import encode, headers_of
 from headrace.schemas.config import RunConfig
 from headrace.schemas.errors import ConfigurationError, HeadraceError
 from headrace.schemas.parts import HeldTask
-from headrace.schemas.records import Demand, Resume, RunEnd, RunManifest, Suspend
+from headrace.schemas.records import Demand, Resume, RunManifest, Suspend
 
 __all__ = ("Pool", "State", "WorkerView", "choose", "is_suspended", "steer")
 
@@ -63,11 +64,7 @@ class Pool:
     """
 
     def __init__(self, connection: Connection, minutes: float) -> None:
-        found = [raw.decoded_if_ours() for raw in connection.read_topic("run")]
-        manifest = next((record for record in found if isinstance(record, RunManifest)), None)
-        if manifest is None:
-            raise HeadraceError(f"{connection.topic('run')} holds no manifest: the run has not been created")
-        self.ended = any(isinstance(record, RunEnd) for record in found)
+        manifest, self.ended = created_run(connection)
         """The run's end mark is there: no worker is any more."""
         self._connection = connection
         self._policies = manifest.policies
