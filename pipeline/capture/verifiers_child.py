@@ -2,20 +2,19 @@
 
 Goes in: pickled ("play", number, row, base URL) and ("cancel", number), one a frame; comes out: ("ready", error text)
 once, then (number, Played) for each episode that ended, with an empty error unless it counts nowhere. What an
-environment prints goes to standard error; when the parent dies, standard input closes and this process exits.
+environment prints goes to standard error, what it reads is empty; when the parent dies, the calls end and this process
+with all that the environment started exits.
 """
 
 import asyncio
-import os
 import queue
 import sys
-import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import IO, Any
 
 from headrace.connectors.verifiers import Package, Played, guarded, open_package, read_description
-from headrace.pipeline.rewards.child import feed, write_frame
+from headrace.pipeline.rewards.child import connected, write_frame
 from headrace.schemas.errors import ConfigurationError
 
 __all__ = ("main",)
@@ -38,10 +37,10 @@ class _Frames(queue.Queue[Any]):
         return await self._ready.get()
 
 
-async def _serve(path: Path, out: IO[bytes]) -> None:
-    """Answer calls until standard input closes."""
+async def _serve(path: Path) -> None:
+    """Answer calls until they end."""
     frames = _Frames()
-    threading.Thread(target=feed, args=(frames,), name="calls", daemon=True).start()
+    out = connected(frames)
     async with AsyncExitStack() as stack:
         try:
             package = open_package(read_description(path))
@@ -78,9 +77,7 @@ async def _play(package: Package, number: int, row: Any, base_url: str, out: IO[
 
 def main(arguments: list[str]) -> int:
     """``python -m headrace.pipeline.capture.verifiers_child DESCRIPTION``."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    asyncio.run(_serve(Path(arguments[0]), out))
+    asyncio.run(_serve(Path(arguments[0])))
     return 0
 
 
