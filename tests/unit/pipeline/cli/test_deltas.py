@@ -19,9 +19,11 @@ BITS = {"w": np.arange(40, dtype=np.uint16).reshape(8, 5), "b": np.linspace(0, 1
 DTYPES = {"w": "bfloat16", "b": "float32"}
 
 
-def published(root: Path, run: str = "first", policy: str = "main", versions: int = 3) -> LocalStore:
+def published(
+    root: Path, run: str = "first", policy: str = "main", versions: int = 3, full_every: int = 20
+) -> LocalStore:
     store = LocalStore(root)
-    publisher = DeltaPublisher(store, run, policy, Layout.of(BITS, DTYPES))
+    publisher = DeltaPublisher(store, run, policy, Layout.of(BITS, DTYPES), full_every=full_every)
     head = None
     for version in range(versions):
         weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
@@ -217,12 +219,7 @@ def test_adapters_of_a_run_are_exported_added_to_their_model(tmp_path: Path) -> 
 
 
 def test_a_spared_version_is_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = LocalStore(tmp_path)
-    publisher = DeltaPublisher(store, "first", "main", Layout.of(BITS, DTYPES), full_every=4)
-    head = None
-    for version in range(14):
-        weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
-        head = publisher.publish(weights, version=version, lineage=0, batch=version, parent=head)
+    store = published(tmp_path, versions=14, full_every=4)
     prune(store, "first", "main", single=[5], grace_seconds=0, orphan_seconds=0)
     assert headrace("list", str(tmp_path), "--format", "json") == 0
     assert [v["version"] for v in json.loads(capsys.readouterr().out) if not v["pruned"]] == [4, 5, *range(8, 14)]
@@ -251,12 +248,7 @@ def test_merge_and_prune_say_what_they_did(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_prune_keeps_what_is_held_and_only_talks_when_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = LocalStore(tmp_path)
-    publisher = DeltaPublisher(store, "first", "main", Layout.of(BITS, DTYPES), full_every=2)
-    head = None
-    for version in range(9):
-        weights = {name: array + array.dtype.type(version) for name, array in BITS.items()}
-        head = publisher.publish(weights, version=version, lineage=0, batch=version, parent=head)
+    published(tmp_path, versions=9, full_every=2)
     assert headrace("prune", str(tmp_path), "--grace", "0", "--held", "3", "--dry-run") == 0
     assert "would go" in (said := capsys.readouterr().out)
     assert said.endswith("kept from version 2 on\n")
